@@ -1,0 +1,51 @@
+"""Every error a user can meet: where it happened, what came, what was due, what to do."""
+
+from __future__ import annotations
+
+
+class HpcvflError(Exception):
+    """Base of all errors meant for the user; `cli.py` prints its text as one line, without a traceback.
+
+    exit_code : int   the status of the process that reports it
+    """
+
+    exit_code = 1
+
+
+class ConfigError(HpcvflError, ValueError):
+    """A field of the configuration, a codec string or a launch that cannot be right.
+
+    The text names the field, the value that came and the values that are possible.
+    """
+
+    exit_code = 2
+
+
+class DataError(HpcvflError, ValueError):
+    """Data that cannot be trained on: a NaN, a label out of range, rows or ids that differ between parties."""
+
+    exit_code = 3
+
+
+class WireError(HpcvflError):
+    """Bytes from a peer that do not parse: names the sender, the round, what came and what was due."""
+
+    exit_code = 4
+
+
+class TransportError(HpcvflError):
+    """A communicator that cannot do what was asked, or a peer that is gone."""
+
+    exit_code = 5
+
+
+class TransportTimeout(TransportError):
+    """A wait that ran out: names who did not post, the message kind, the round and the seconds waited."""
+
+    exit_code = 6
+
+
+class NonFiniteError(HpcvflError):
+    """NaN or Inf in an embedding, a parameter or a loss: names the block and the round; nothing is replaced."""
+
+    exit_code = 7
