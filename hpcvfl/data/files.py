@@ -1,0 +1,67 @@
+"""`files`: your own data, one .npz a party, which never leaves the party's machine."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from hpcvfl.config import DataConfig
+from hpcvfl.data.shard import Samples
+from hpcvfl.errors import ConfigError, DataError
+
+LABEL_KEYS = ("train_y", "test_y", "train_ids", "test_ids")
+FEATURE_KEYS = ("train_x", "test_x")
+
+
+def read(config: DataConfig, block: int, num_parties: int, seed: int) -> Samples:
+    """Arrays train_x, train_y, train_ids, test_x, test_y, test_ids of this block's own file.
+
+    The server's file needs no x. An optional scalar `num_classes` gives the number of classes;
+    without it, it is the largest training label + 1. Read without pickle: a file cannot run code.
+    """
+    who = "server" if block == 0 else f"party {block}"
+    if config.root is None:
+        raise ConfigError(
+            f"data.root = None: dataset files needs {who}'s own .npz file;"
+            f" set --party {block}.data.root FILE or [party.{block}] data.root in the TOML file"
+        )
+    keys = LABEL_KEYS if block == 0 else (*FEATURE_KEYS, *LABEL_KEYS)
+    arrays = _arrays(who, Path(config.root), keys)
+    train_y = arrays["train_y"]
+    if "num_classes" in arrays:
+        num_classes = int(arrays["num_classes"])
+    else:
+        num_classes = int(train_y.max()) + 1 if train_y.size and train_y.dtype.kind in "iu" else 1
+    return Samples(
+        train_x=arrays.get("train_x"),
+        train_y=train_y,
+        train_ids=arrays["train_ids"],
+        test_x=arrays.get("test_x"),
+        test_y=arrays["test_y"],
+        test_ids=arrays["test_ids"],
+        num_classes=num_classes,
+    )
+
+
+def _arrays(who: str, path: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if isinstance(archive, np.ndarray):
+                raise DataError(f"{who}: {path} holds one array (.npy); save it with np.savez")
+            missing = [key for key in keys if key not in archive]
+            if missing:
+                raise DataError(
+                    f"{who}: {path} lacks {', '.join(missing)}; it needs {', '.join(keys)}"
+                    f" and has {', '.join(archive.files) or 'nothing'}"
+                )
+            optional = [key for key in ("num_classes",) if key in archive]
+            return {key: archive[key] for key in (*keys, *optional)}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{who}: cannot read {path}: {error}; it must be a file written by np.savez,"
+            f" without object arrays"
+        ) from None
