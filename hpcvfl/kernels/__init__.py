@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: bit packing, range scans, the uniform quantiser and its dither (numba)."""
