@@ -6,9 +6,9 @@
     u    = (k + 1/2) / 65536 - 1/2          in (-1/2, 1/2), mean exactly 0 over all k
 
 (k0, k1) are the two halves of the key after splitmix64's finaliser, a bijection, so keys that
-differ in one bit share nothing. C1, C2 are the multipliers of the low-bias 32-bit hash of C. Wellons,
-https://nullprogram.com/blog/2018/07/31/. The sequence repeats after 2**33 elements (32 GiB of
-float32). Only uint32 operations, so that a GPU kernel can draw the same numbers.
+differ in one bit share nothing. C1, C2 are the multipliers of the low-bias 32-bit hash of
+C. Wellons, https://nullprogram.com/blog/2018/07/31/. The sequence repeats after 2**33 elements
+(32 GiB of float32). Only uint32 operations, so that a GPU kernel can draw the same numbers.
 """
 
 from __future__ import annotations

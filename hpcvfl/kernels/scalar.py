@@ -4,8 +4,9 @@
     decode   y = lo + (code - u) * step                           all in float32, in this order
 
 u is the dither of dither.py, 0 without. A block of values is handled at a time: dither into
-scratch, codes into scratch (both in the first-level cache), packed bytes out. Ranges may come from a scan
-(scan.py) or be fixed; encoders report NaN and Inf in any case and write a valid payload even then.
+scratch, codes into scratch (both in the first-level cache), packed bytes out. Ranges
+may come from a scan (scan.py) or be fixed; encoders report NaN and Inf in any case and write a
+valid payload even then.
 
 Legend: N values, B bytes, R rows, C columns.
 """

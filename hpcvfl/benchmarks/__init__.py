@@ -1,0 +1,1 @@
+"""Benchmarks behind `hpcvfl bench`: one module per question, each with `main(argv) -> int`."""
