@@ -125,9 +125,8 @@ def verdict(target: dict[str, Any]) -> str:
     word = "PASS" if target["passed"] else "MISS"
     sign = "<=" if target["at_most"] else ">="
     unit = f" {target['unit']}" if target["unit"] else ""
-    return (
-        f"{word} {target['name']}: {target['value']:.4g}{unit}, target {sign} {target['bound']:g}"
-    )
+    bound = f"{sign} {target['bound']:g}{unit}"
+    return f"{word} {target['name']} {target['value']:.4g} target {bound}"
 
 
 def machine() -> dict[str, str]:
@@ -171,7 +170,7 @@ def median_seconds(
     warmup: int = 2,
     inner: int = 1,
 ) -> dict[str, float]:
-    """Median seconds of one call of each, alternating: a b c a b c ..., so that all meet the same noise.
+    """Median seconds of one call of each, alternating (a b c a b c), so that all meet equal noise.
 
     calls   : name -> function without arguments; each is called `warmup` times first (compilation)
     repeats : timed turns of each
