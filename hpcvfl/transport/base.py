@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ class Slots:
     offsets_R : tuple of int                   where each frame starts in buffer_B
     kinds_R   : tuple of str                   what each frame is, for ledgers and messages
     raw_R     : tuple of int                   bytes before encoding: 4 x elements, no header
+    plans     : dict                           what transports work out once per Slots
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Slots:
         self.kinds_R = tuple(kinds_R)
         self.raw_R = tuple(int(n) for n in raw_R)
         self.offsets_R = tuple(sum(self.sizes_R[:k]) for k in range(len(self.sizes_R)))
+        self.plans: dict[Any, Any] = {}
         self.buffer_B = aligned_bytes(sum(self.sizes_R))
         self._views = [
             self.buffer_B[o : o + n] for o, n in zip(self.offsets_R, self.sizes_R, strict=True)
@@ -111,7 +114,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, data_B: Bytes, dest: int, kind: str) -> None:
-        """Send bytes to one rank, at most 2**31 - 1; returns when data_B may be reused.
+        """Send bytes to one rank; returns when data_B may be reused.
 
         May return before the other side receives, and may wait until it does: rely on neither.
         """

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, Protocol
 
 from hpcvfl.transport.base import Bytes, Slots, Transport, Wrapper
 
 Direction = Literal["in", "out"]
+IN: Direction = "in"
+OUT: Direction = "out"
 
 
 class Recorder(Protocol):
     """Takes the records; the ledger's Meter is one."""
 
-    def record(
-        self, peer: int, kind: str, direction: Direction, nbytes: int, raw_bytes: int
-    ) -> None:
+    def record(self, peer: int, kind: str, direction: str, nbytes: int, raw_bytes: int) -> None:
         """One frame that moved between this rank and `peer`."""
 
 
@@ -36,41 +37,28 @@ class Metered(Wrapper):
     def gather(self, slots: Slots, root: int = 0) -> None:
         """Gather; books root's `in` from each peer, or the own frame `out` to root."""
         self.inner.gather(slots, root)
-        if self.rank != root:
-            self._book(slots, self.rank, root, "out")
-            return
-        for peer in self._peers():
-            self._book(slots, peer, peer, "in")
+        self._book("gather", slots, root)
 
     def broadcast(self, slots: Slots, root: int = 0) -> None:
         """Broadcast; books every frame `in` from root, or `out` once per peer."""
         self.inner.broadcast(slots, root)
-        direction: Direction = "out" if self.rank == root else "in"
-        for peer in self._peers() if self.rank == root else [root]:
-            for frame in range(self.size):
-                self._book(slots, frame, peer, direction)
+        self._book("broadcast", slots, root)
 
     def scatter(self, slots: Slots, root: int = 0) -> None:
         """Scatter; books root's frame for each peer `out`, or the own frame `in` from root."""
         self.inner.scatter(slots, root)
-        if self.rank != root:
-            self._book(slots, self.rank, root, "in")
-            return
-        for peer in self._peers():
-            self._book(slots, peer, peer, "out")
+        self._book("scatter", slots, root)
 
     def allgather(self, slots: Slots) -> None:
         """Allgather; books each other frame `in`, and the own frame `out` once per peer."""
         self.inner.allgather(slots)
-        for peer in self._peers():
-            self._book(slots, peer, peer, "in")
-            self._book(slots, self.rank, peer, "out")
+        self._book("allgather", slots, self.rank)
 
     def send(self, data_B: Bytes, dest: int, kind: str) -> None:
         """Send; booked `out`."""
         self.inner.send(data_B, dest, kind)
         if data_B.nbytes:
-            self.meter.record(dest, kind, "out", data_B.nbytes, data_B.nbytes)
+            self.meter.record(dest, kind, OUT, data_B.nbytes, data_B.nbytes)
 
     def receive(
         self, out_B: Bytes, source: int | None = None, kind: str = "MESSAGE"
@@ -78,14 +66,33 @@ class Metered(Wrapper):
         """Receive; the bytes that came are booked `in`, not the size of the buffer."""
         peer, nbytes = self.inner.receive(out_B, source, kind)
         if nbytes:
-            self.meter.record(peer, kind, "in", nbytes, nbytes)
+            self.meter.record(peer, kind, IN, nbytes, nbytes)
         return peer, nbytes
 
-    def _peers(self) -> list[int]:
-        return [peer for peer in range(self.size) if peer != self.rank]
+    def _book(self, verb: str, slots: Slots, root: int) -> None:
+        """Record the frames of a verb; which they are is worked out once per Slots."""
+        key = (self, verb, root)
+        records = slots.plans.get(key)
+        if records is None:
+            records = slots.plans[key] = [
+                (peer, slots.kinds_R[frame], direction, slots.sizes_R[frame], slots.raw_R[frame])
+                for peer, frame, direction in self._frames(verb, root)
+                if slots.sizes_R[frame]
+            ]
+        record = self.meter.record
+        for args in records:
+            record(*args)
 
-    def _book(self, slots: Slots, frame: int, peer: int, direction: Direction) -> None:
-        if slots.sizes_R[frame]:
-            self.meter.record(
-                peer, slots.kinds_R[frame], direction, slots.sizes_R[frame], slots.raw_R[frame]
-            )
+    def _frames(self, verb: str, root: int) -> Iterator[tuple[int, int, Direction]]:
+        """(peer, frame, direction) of every frame that a verb moves at this rank."""
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        if verb == "allgather":
+            yield from ((peer, peer, IN) for peer in peers)
+            yield from ((peer, self.rank, OUT) for peer in peers)
+        elif verb == "broadcast":
+            to, direction = (peers, OUT) if self.rank == root else ([root], IN)
+            yield from ((peer, frame, direction) for peer in to for frame in range(self.size))
+        elif self.rank == root:
+            yield from ((peer, peer, IN if verb == "gather" else OUT) for peer in peers)
+        else:
+            yield root, self.rank, OUT if verb == "gather" else IN

@@ -1,0 +1,224 @@
+"""Ranks that are processes under mpiexec or srun. The only file that imports mpi4py.MPI.
+
+Importing it starts MPI. Every verb is a non-blocking call on a duplicated communicator plus our own
+wait (waiting.py), so that a waiting rank burns no core and every wait ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from mpi4py import MPI
+
+from hpcvfl.errors import TransportError, TransportTimeout
+from hpcvfl.transport.base import Bytes, Slots, Transport
+from hpcvfl.transport.rollcall import RollCall, Whereabouts, verdict
+from hpcvfl.transport.waiting import wait_until
+
+LARGE_COUNTS = MPI.Get_version()[0] >= 4  # MPI-4 takes counts beyond 2**31 - 1
+INT_MAX = 2**31 - 1
+PIECE_NBYTES = 2**30  # of a transfer that is too long for an older MPI
+PIECE_TAG = 0
+MAX_TAGS = 32767  # MPI promises at least so many
+
+
+class MpiTransport(Transport):
+    """The verbs over MPI.
+
+    timeout_s : float       longest wait of one verb, in seconds
+    comm      : MPI.Comm    what to duplicate; None: COMM_WORLD
+    """
+
+    name = "mpi"
+
+    def __init__(self, timeout_s: float = 300.0, comm: Any = None) -> None:
+        """Duplicate the communicator twice, for frames and for the roll call, on every rank."""
+        world = MPI.COMM_WORLD if comm is None else comm
+        self._comm, roll_comm = world.Dup(), world.Dup()
+        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        self.timeout_s, self.round_index, self.waited_s = timeout_s, -1, 0.0
+        self._roll_comm, self._roll = roll_comm, RollCall(roll_comm)
+        self._calls = 0  # collectives posted so far
+
+    def gather(self, slots: Slots, root: int = 0) -> None:
+        """See Transport; MPI_Igatherv, in place at root."""
+        self._collective("gather", slots, root)
+
+    def broadcast(self, slots: Slots, root: int = 0) -> None:
+        """See Transport; MPI_Ibcast of the whole buffer."""
+        self._collective("broadcast", slots, root)
+
+    def scatter(self, slots: Slots, root: int = 0) -> None:
+        """See Transport; MPI_Iscatterv, in place at root."""
+        self._collective("scatter", slots, root)
+
+    def allgather(self, slots: Slots) -> None:
+        """See Transport; MPI_Iallgatherv, in place."""
+        self._collective("allgather", slots, 0)
+
+    def barrier(self) -> None:
+        """See Transport; MPI_Ibarrier."""
+        self._calls += 1
+        try:
+            self._wait(self._comm.Ibarrier().Test, "barrier", self._others())
+        except MPI.Exception as error:
+            raise self._broken("barrier", error) from error
+
+    def send(self, data_B: Bytes, dest: int, kind: str) -> None:
+        """See Transport; MPI_Isend."""
+        self.check_peer(dest, "dest")
+        what = f"send of {kind} to rank {dest}"
+        try:
+            request = self._comm.Isend([data_B, MPI.BYTE], dest, tag_of(kind))
+            self._wait(request.Test, what, [dest])
+        except MPI.Exception as error:
+            raise self._broken(what, error) from error
+
+    def receive(
+        self, out_B: Bytes, source: int | None = None, kind: str = "MESSAGE"
+    ) -> tuple[int, int]:
+        """See Transport; MPI_Improbe first: the length is checked before bytes are taken."""
+        if source is not None:
+            self.check_peer(source, "source")
+        origin = "any rank" if source is None else f"rank {source}"
+        what = f"receive of {kind} from {origin}"
+        status, found = MPI.Status(), [MPI.MESSAGE_NULL]
+        peer, tag = MPI.ANY_SOURCE if source is None else source, tag_of(kind)
+
+        def probe() -> bool:
+            message = self._comm.Improbe(peer, tag, status)
+            found[0] = message or MPI.MESSAGE_NULL
+            return message is not None
+
+        try:
+            self._wait(probe, what, self._others() if source is None else [source])
+            came, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
+            if nbytes > out_B.nbytes:
+                raise TransportError(
+                    f"rank {self.rank}, round {self.round_index}: {kind} from rank {came} has"
+                    f" {nbytes} bytes, the buffer {out_B.nbytes}"
+                )
+            request = found[0].Irecv([out_B[:nbytes], MPI.BYTE])
+            self._wait(request.Test, what, [came])
+        except MPI.Exception as error:
+            raise self._broken(what, error) from error
+        return came, nbytes
+
+    def abort(self, code: int) -> None:
+        """See Transport; MPI_Abort, which ends stopped ranks too; flushes what was printed."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._comm.Abort(code)
+
+    def close(self) -> None:
+        """See Transport; frees both communicators."""
+        self._comm.Free()
+        self._roll_comm.Free()
+
+    def _collective(self, verb: str, slots: Slots, root: int) -> None:
+        key = (self, verb, root)
+        post = slots.plans.get(key)
+        if post is None:
+            self.check(slots, root)
+            post = slots.plans[key] = self._plan(verb, slots, root)
+        self._calls += 1
+        try:
+            test = post()
+            if not test():
+                self._wait(test, verb, None, slots)
+        except MPI.Exception as error:
+            raise self._broken(f"{verb} of {slots.kinds_text}", error) from error
+
+    def _plan(self, verb: str, slots: Slots, root: int) -> Callable[[], Callable[[], bool]]:
+        """A function that posts the verb and returns the test of its completion.
+
+        Made once per Slots: building MPI's argument lists anew each round costs more than a small
+        message does.
+        """
+        comm, mine = self._comm, (slots[self.rank], MPI.BYTE)
+        if not LARGE_COUNTS and slots.buffer_B.nbytes > INT_MAX:
+            return partial(self._post_pieces, verb, slots, root)
+        every = (slots.buffer_B, (slots.sizes_R, slots.offsets_R), MPI.BYTE)
+        at_root = self.rank == root
+        start: Callable[[], MPI.Request]
+        sends: Any
+        receives: Any
+        if verb == "broadcast":
+            start = partial(comm.Ibcast, [slots.buffer_B, MPI.BYTE], root)
+        elif verb == "allgather":
+            start = partial(comm.Iallgatherv, MPI.IN_PLACE, every)
+        elif verb == "gather":
+            sends, receives = (MPI.IN_PLACE, every) if at_root else (mine, None)
+            start = partial(comm.Igatherv, sends, receives, root)
+        else:
+            sends, receives = (every, MPI.IN_PLACE) if at_root else (None, mine)
+            start = partial(comm.Iscatterv, sends, receives, root)
+        return lambda: start().Test
+
+    def _post_pieces(self, verb: str, slots: Slots, root: int) -> Callable[[], bool]:
+        """The same from point-to-point messages of at most 1 GiB, for an MPI before version 4."""
+        requests = []
+        for source, dest, data_B in transfers(verb, slots, root):
+            if self.rank not in (source, dest):
+                continue
+            for at in range(0, data_B.nbytes, PIECE_NBYTES):
+                piece = [data_B[at : at + PIECE_NBYTES], MPI.BYTE]
+                if self.rank == source:
+                    requests.append(self._comm.Isend(piece, dest, PIECE_TAG))
+                else:
+                    requests.append(self._comm.Irecv(piece, source, PIECE_TAG))
+        return partial(MPI.Request.Testall, requests)
+
+    def _wait(
+        self,
+        test: Callable[[], bool],
+        what: str,
+        awaited: list[int] | None,
+        slots: Slots | None = None,
+    ) -> None:
+        """Wait for `test`; after timeout_s, find out which awaited ranks (None: all) miss."""
+
+        def tick(seconds: float) -> None:
+            text = f"{what} of {slots.kinds_text}" if slots is not None else what
+            mine = Whereabouts(self._calls, f"round {self.round_index}, {text}")
+            if seconds <= self.timeout_s:
+                self._roll.answer(mine)
+                return
+            said = self._roll.call(mine)
+            names = verdict(mine, said, self._others() if awaited is None else awaited)
+            raise TransportTimeout(
+                f"rank {self.rank}, round {self.round_index}: {text}: {names};"
+                f" waited {seconds:.1f} s (timeout_s = {self.timeout_s:g})"
+            )
+
+        self.waited_s += wait_until(test, tick=tick)
+
+    def _others(self) -> list[int]:
+        return [k for k in range(self.size) if k != self.rank]
+
+    def _broken(self, what: str, error: MPI.Exception) -> TransportError:
+        return TransportError(
+            f"rank {self.rank}, round {self.round_index}: {what}: MPI says"
+            f" {error.Get_error_string()}"
+        )
+
+
+def transfers(verb: str, slots: Slots, root: int) -> Iterator[tuple[int, int, Bytes]]:
+    """What a verb moves: (source, dest, where the bytes are on both)."""
+    ranks = range(len(slots))
+    for k in ranks:
+        if verb == "allgather":
+            yield from ((k, peer, slots[k]) for peer in ranks if peer != k)
+        elif k != root and verb == "gather":
+            yield k, root, slots[k]
+        elif k != root:
+            yield root, k, slots.buffer_B if verb == "broadcast" else slots[k]
+
+
+def tag_of(kind: str) -> int:
+    """The MPI tag that carries messages of this kind; the same on every rank, never PIECE_TAG."""
+    return 1 + zlib.crc32(kind.encode()) % (MAX_TAGS - 1)

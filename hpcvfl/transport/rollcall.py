@@ -1,0 +1,113 @@
+"""Who is missing? Asked on a communicator of its own, only after a wait ran out.
+
+A pending collective tells nobody which rank did not post. So:
+
+1. The rank whose wait ran out sends ASK to all others, with its own whereabouts.
+2. A rank that waits looks for ASK about every 0.1 s and answers with its whereabouts.
+3. After a second, a rank that has not answered is stopped, gone, or busy outside a verb: it did not
+   post. One that answered from an earlier call did not post either, and it is known where it waits.
+
+A rank that asked and gave up answers no more, but what it said when asking still counts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcvfl.transport.base import Bytes
+
+ASK, ANSWER = 1, 2  # tags
+NOTE_NBYTES = 256
+SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a rank is: how many collectives it has posted, and in words what it waits for."""
+
+    calls: int
+    text: str
+
+    def note(self) -> Bytes:
+        """As NOTE_NBYTES bytes: the count in the first eight, then the text, padded with zeros."""
+        note_B = np.zeros(NOTE_NBYTES, np.uint8)
+        note_B[:8] = np.frombuffer(self.calls.to_bytes(8, "little"), np.uint8)
+        text_B = np.frombuffer(self.text.encode()[: NOTE_NBYTES - 8], np.uint8)
+        note_B[8 : 8 + len(text_B)] = text_B
+        return note_B
+
+    @staticmethod
+    def of(note_B: Bytes) -> Whereabouts:
+        """Inverse of `note`."""
+        text = note_B[8:].tobytes().rstrip(b"\0").decode(errors="replace")
+        return Whereabouts(int.from_bytes(note_B[:8].tobytes(), "little"), text)
+
+
+class RollCall:
+    """One rank's end of the roll call.
+
+    comm : an mpi4py communicator that carries nothing else
+    """
+
+    def __init__(self, comm: Any) -> None:
+        """Nothing is sent before `call` or `answer`."""
+        self._comm = comm
+        self._peers = [k for k in range(comm.Get_size()) if k != comm.Get_rank()]
+        self._asked: dict[int, Whereabouts] = {}
+        # (request, note): never waited for, a stopped rank takes nothing
+        self._sent: list[Any] = []
+
+    def answer(self, mine: Whereabouts) -> None:
+        """Tell every rank that asked since the last time where this one is."""
+        for peer in self._peers:
+            said = self._read(peer, ASK)
+            if said is not None:
+                self._asked[peer] = said
+                self._send(mine, peer, ANSWER)
+
+    def call(self, mine: Whereabouts, seconds: float = SECONDS) -> dict[int, Whereabouts]:
+        """Ask all others; return what those said who answered within `seconds`, by rank."""
+        said: dict[int, Whereabouts] = dict(self._asked)
+        for peer in self._peers:
+            self._send(mine, peer, ASK)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and len(said) < len(self._peers):
+            self.answer(mine)
+            said.update(self._asked)
+            for peer in self._peers:
+                answer = self._read(peer, ANSWER)
+                if answer is not None:
+                    said[peer] = answer
+            time.sleep(0.01)
+        return said
+
+    def _send(self, mine: Whereabouts, peer: int, tag: int) -> None:
+        note_B = mine.note()
+        self._sent.append((self._comm.Isend(note_B, peer, tag), note_B))
+
+    def _read(self, peer: int, tag: int) -> Whereabouts | None:
+        if not self._comm.Iprobe(peer, tag):
+            return None
+        note_B = np.zeros(NOTE_NBYTES, np.uint8)
+        self._comm.Recv(note_B, peer, tag)
+        return Whereabouts.of(note_B)
+
+
+def verdict(mine: Whereabouts, said: dict[int, Whereabouts], awaited: list[int]) -> str:
+    """In words: which of the awaited ranks did not post, and where the others are."""
+    parts = []
+    for peer in awaited:
+        if peer not in said:
+            parts.append(
+                f"rank {peer} did not post (no answer to the roll call: stopped, gone or computing)"
+            )
+        elif said[peer].calls < mine.calls:
+            parts.append(f"rank {peer} did not post (it waits in {said[peer].text})")
+    if parts:
+        return "; ".join(parts)
+    where = ", ".join(f"rank {peer} in {said[peer].text}" for peer in awaited)
+    return f"nobody is missing, bytes were lost or verbs differ ({where})"
