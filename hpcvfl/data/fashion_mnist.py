@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import math
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
     """The array of an IDX file of bytes, plain or gzipped: uint8, `ndim` axes. Raises DataError."""
     try:
         data = (gzip.open if path.suffix == ".gz" else open)(path, "rb").read()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"dataset fashion-mnist: cannot read {path}: {error}; {WAYS}") from None
     header = 4 + 4 * ndim
     magic = bytes([0, 0, 8, ndim])  # 8 = unsigned bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -46,21 +47,22 @@ def read(config: DataConfig, block: int, num_parties: int, seed: int) -> Samples
 
 
 def _arrays(who: str, path: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz, and num_classes if it has one. Raises DataError."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if isinstance(archive, np.ndarray):
-                raise DataError(f"{who}: {path} holds one array (.npy); save it with np.savez")
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise DataError(f"{who}: {path} holds one array (.npy); save all with np.savez")
+        with archive:
             missing = [key for key in keys if key not in archive]
             if missing:
                 raise DataError(
                     f"{who}: {path} lacks {', '.join(missing)}; it needs {', '.join(keys)}"
                     f" and has {', '.join(archive.files) or 'nothing'}"
                 )
-            optional = [key for key in ("num_classes",) if key in archive]
-            return {key: archive[key] for key in (*keys, *optional)}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
+            return {key: archive[key] for key in (*keys, "num_classes") if key in archive}
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{who}: cannot read {path}: {error}; it must be a file written by np.savez,"
             f" without object arrays"
