@@ -6,10 +6,12 @@ from __future__ import annotations
 class HpcvflError(Exception):
     """Base of all errors meant for the user; `cli.py` prints its text as one line, without a traceback.
 
-    exit_code : int   the status of the process that reports it
+    exit_code  : int    the status of the process that reports it
+    everywhere : bool   every rank raises the same error, so rank 0 alone prints it and nobody need abort
     """
 
     exit_code = 1
+    everywhere = False
 
 
 class ConfigError(HpcvflError, ValueError):

@@ -22,3 +22,14 @@ def key64(seed: int, *parts: int | str) -> int:
 def generator(seed: int, *parts: int | str) -> np.random.Generator:
     """numpy generator (Philox, counter-based) for one purpose."""
     return np.random.Generator(np.random.Philox(key=key64(seed, *parts)))
+
+
+def subkey(key: int, index: int) -> int:
+    """Key number `index` derived from `key`: one step of SplitMix64 (Steele, Lea & Flood 2014)."""
+    z = (key + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+_MASK = (1 << 64) - 1

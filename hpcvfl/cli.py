@@ -1,0 +1,290 @@
+"""The command line: one function per verb, and the one place where errors are caught and ranks ended.
+
+Heavy libraries are imported inside the verbs, so that `--help` is quick and the affinity of the process can
+be looked at before torch changes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpcvfl.errors import ConfigError, HpcvflError
+
+if TYPE_CHECKING:
+    from hpcvfl.config import Config
+    from hpcvfl.transport.base import Transport
+
+T = TypeVar("T")
+
+USAGE = """usage: hpcvfl VERB ...
+
+  train CONFIG [--section.field value ..]   CONFIG is a preset (digits, fashion-mnist, synthetic), a .toml
+        [--party K.section.field value ..]  file or a run folder; `hpcvfl train digits --help` lists the fields
+  evaluate RUN                              accuracy of a finished run from its folder
+  report RUN [RUN ..] [--out FOLDER]        table and plots of one or several runs
+  doctor                                    ranks, MPI, launcher, affinity, threads, versions
+  bench kernels|exchange|round [--smoke] [--json FILE]
+
+in one process:  hpcvfl train digits
+with MPI:        mpiexec -n 5 python -m mpi4py -m hpcvfl train digits --codec scalar:bits=2"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status (0, or the `exit_code` of the error's class)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help", "--version"):
+        return _say_about(verb)
+    try:
+        if verb not in VERBS:
+            raise ConfigError(f"unknown verb {verb!r}; verbs: {', '.join(VERBS)}")
+        return VERBS[verb](arguments[1:])
+    except HpcvflError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+
+
+def train(arguments: list[str]) -> int:
+    """Train; the closing table goes to stdout, progress to stderr."""
+    from hpcvfl.engine.run import train as train_run
+    from hpcvfl.report.progress import Progress
+    from hpcvfl.report.tables import closing_table
+
+    if not arguments:
+        raise ConfigError("train: which config? a preset, a .toml file or a run folder")
+
+    def work(config: Config, transport: Transport) -> dict[str, Any]:
+        return train_run(config, transport, Progress() if config.run.progress else None)
+
+    summary = on_every_rank(lambda: load_config(arguments), work)
+    if summary is not None:
+        print(closing_table(summary))
+        if load_config(arguments).run.plots:
+            _draw([Path(summary["folder"])], Path(summary["folder"]))
+    return 0
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Print the accuracy and loss of a finished run as one JSON line."""
+    from hpcvfl.engine import folder
+    from hpcvfl.engine.run import evaluate_run
+
+    if len(arguments) != 1:
+        raise ConfigError(f"evaluate: one run folder is due, {len(arguments)} arguments came")
+    path = Path(arguments[0])
+    result = on_every_rank(
+        lambda: folder.read_config(path), lambda config, transport: evaluate_run(path, transport)
+    )
+    if result is not None:
+        print(json.dumps(result))
+    return 0
+
+
+def report(arguments: list[str]) -> int:
+    """Print the table of some runs and draw their plots (to --out, or the only run's folder)."""
+    from hpcvfl.engine import folder
+    from hpcvfl.report.tables import closing_table, comparison
+
+    out = None
+    if "--out" in arguments:
+        at = arguments.index("--out")
+        if at + 1 == len(arguments):
+            raise ConfigError("report: --out needs a folder")
+        out = Path(arguments[at + 1])
+        del arguments[at : at + 2]
+    if not arguments:
+        raise ConfigError("report: name at least one run folder")
+    paths = [Path(a) for a in arguments]
+    summaries = [folder.read_summary(path) for path in paths]
+    print(closing_table(summaries[0]) if len(paths) == 1 else comparison(summaries))
+    out = out or (paths[0] if len(paths) == 1 else Path("."))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _draw(paths, out)
+    except OSError as error:
+        raise ConfigError(f"report: --out {out}: cannot be written ({error.strerror})") from None
+    return 0
+
+
+def doctor(arguments: list[str]) -> int:
+    """Print what this machine and launch look like to the program."""
+    if arguments:
+        raise ConfigError(f"doctor: takes no argument, {arguments[0]!r} came")
+    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    from hpcvfl.engine.doctor import examine, text
+
+    found = on_every_rank(lambda: None, lambda _, transport: examine(transport, affinity))
+    if found is not None:
+        print(text(found))
+    return 0
+
+
+def bench(arguments: list[str]) -> int:
+    """Run one of the shipped benchmarks."""
+    from importlib import import_module
+
+    names = ("kernels", "exchange", "round")
+    if not arguments or arguments[0] not in names:
+        raise ConfigError(f"bench: which one? {', '.join(names)}")
+    return import_module(f"hpcvfl.benchmarks.{arguments[0]}").main(arguments[1:])
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "report": report,
+    "doctor": doctor,
+    "bench": bench,
+}
+
+
+def load_config(arguments: Sequence[str]) -> Config:
+    """Config of `CONFIG [--section.field value ..] [--party K.section.field value ..]`.
+
+    Raises ConfigError with one line, whatever is wrong: the file, a field, a value.
+    """
+    from hpcvfl.config import build, merge, nest
+    from hpcvfl.overrides import parse_overrides, take_party_overrides
+
+    if arguments[0] in ("-h", "--help"):
+        arguments = ["digits", *arguments]
+    table = _read_config_table(arguments[0])
+    rest, party = take_party_overrides(arguments[1:])
+    config = parse_overrides(build(table), rest)
+    merged = merge(nest_keys(config.model_dump()["party"]), party)
+    return build({**config.model_dump(), "party": {k: nest(v) for k, v in merged.items()}})
+
+
+def nest_keys(party: dict[Any, Any]) -> dict[int, Any]:
+    """Block numbers as integers, whatever the source spelled."""
+    return {int(block): override for block, override in party.items()}
+
+
+def _read_config_table(name: str) -> dict[str, Any]:
+    from importlib import resources
+
+    from hpcvfl.engine.folder import read_toml
+
+    path = Path(name)
+    if path.is_dir():
+        return read_toml(path / "config.toml")
+    if path.suffix == ".toml":
+        return read_toml(path)
+    presets = resources.files("hpcvfl") / "presets"
+    names = sorted(p.name.removesuffix(".toml") for p in presets.iterdir() if p.name.endswith(".toml"))
+    if name not in names:
+        raise ConfigError(
+            f"config {name!r}: no such preset ({', '.join(names)}), .toml file or run folder"
+        )
+    with resources.as_file(presets / f"{name}.toml") as preset:
+        return read_toml(preset)
+
+
+def on_every_rank(
+    configure: Callable[[], T], work: Callable[[T, Transport], dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Run `work(configure(), transport)` on every rank; the result on rank 0, None on the others.
+
+    One process: ranks are threads of it. Under a launcher this process is one rank, and an error on any
+    rank ends all of them: shared ones after rank 0 has printed them, others by an abort.
+    """
+    from hpcvfl.transport import launcher
+
+    failure: HpcvflError | None = None
+    config: Any = None
+    try:
+        config = configure()
+    except HpcvflError as error:
+        failure = error
+    wanted = config.transport.name if hasattr(config, "transport") else "auto"
+    launched = launcher.expected_size()
+    if wanted == "mpi" or (wanted == "auto" and launched is not None and launched > 1):
+        return _under_mpi(config, failure, work)
+    if failure:
+        raise failure
+    if launched is not None and launched > 1:
+        raise ConfigError(
+            f"transport.name = 'threads', but the launcher started {launched} processes;"
+            " start one, or leave transport.name at auto"
+        )
+    from hpcvfl.transport.threads import ThreadsWorld
+
+    size = config.num_parties + 1 if hasattr(config, "num_parties") else 1
+    return ThreadsWorld(size).run(lambda transport: work(config, transport))[0]
+
+
+def _under_mpi(
+    config: Any, failure: HpcvflError | None, work: Callable[[Any, Transport], dict[str, Any]]
+) -> dict[str, Any] | None:
+    try:
+        from hpcvfl.transport.mpi import MpiTransport
+    except ImportError as error:
+        raise ConfigError(
+            f"transport mpi: {error}; install it with: pip install 'hpcvfl[mpich]', or on a cluster"
+            " with its own MPI: pip install 'hpcvfl[mpi]'"
+        ) from None
+    from hpcvfl.engine.agree import together
+    from hpcvfl.transport import launcher
+
+    transport = MpiTransport()
+    launcher.check(transport.size, transport.rank)
+    try:
+
+        def same_start() -> None:
+            if failure:
+                raise failure
+
+        together(transport, same_start)
+        result = work(config, transport)
+        transport.close()
+        return result if transport.rank == 0 else None
+    except HpcvflError as error:
+        if error.everywhere:
+            if transport.rank:
+                sys.exit(error.exit_code)
+            raise
+        text = str(error)
+        prefix = "" if text.startswith("rank ") else f"rank {transport.rank}: "
+        _complain(prefix + text, rank=0)
+        transport.abort(error.exit_code)
+        raise
+    except BaseException as error:
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        _complain(f"rank {transport.rank}: {traceback.format_exc()}", rank=0)
+        transport.abort(code)
+        raise
+
+
+def _complain(text: str, rank: int | None = None) -> None:
+    """One line on stderr; of processes that all hit the same wall, the first alone speaks."""
+    from hpcvfl.transport import launcher
+
+    if (launcher.expected_rank() if rank is None else rank) in (None, 0):
+        print(f"hpcvfl: {text}", file=sys.stderr, flush=True)
+
+
+def _say_about(verb: str) -> int:
+    from hpcvfl import __version__
+
+    print(__version__ if verb == "--version" else USAGE)
+    return 0
+
+
+def _draw(paths: Sequence[Path], out: Path) -> None:
+    from hpcvfl.engine import folder
+    from hpcvfl.report.plots import draw
+
+    drawn = draw([(path.name, folder.read_metrics(path)) for path in paths], out)
+    if drawn:
+        print("plots " + " ".join(str(path) for path in drawn))
+    else:
+        print("no plots: matplotlib is not installed (pip install 'hpcvfl[plot]')")

@@ -1,0 +1,53 @@
+"""Where the wall time of a rank goes: one phase at a time, nothing counted twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+PHASES = ("start", "load", "forward", "encode", "wait", "wire", "decode", "local steps", "eval", "other")
+
+TRACED_EVENTS = 4096
+"""Events kept for the chrome trace (about 500 rounds); totals go on for ever."""
+
+
+class PhaseClock:
+    """`to(phase)` ends the running phase and starts the next; monotonic, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase = "start"
+        self._origin = self._since = time.perf_counter()
+        self._events: list[tuple[str, float, float]] = []
+
+    def to(self, phase: str, waited_s: float = 0.0) -> None:
+        """Start `phase`; of the phase that ends, `waited_s` seconds are booked as "wait" instead."""
+        now = time.perf_counter()
+        spent = now - self._since
+        waited_s = min(waited_s, spent)
+        self.seconds[self._phase] += spent - waited_s
+        self.seconds["wait"] += waited_s
+        if len(self._events) < TRACED_EVENTS:
+            self._events.append((self._phase, self._since - self._origin, spent))
+        self._phase, self._since = phase, now
+
+    def elapsed(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._origin
+
+    def training_s(self) -> float:
+        """Seconds in rounds so far: no start-up, loading or evaluation."""
+        return sum(self.seconds[p] for p in ("forward", "encode", "wait", "wire", "decode", "local steps"))
+
+    def computing_s(self) -> float:
+        """Seconds of own work in rounds so far: training time less waiting and moving bytes."""
+        return sum(self.seconds[p] for p in ("forward", "encode", "decode", "local steps"))
+
+    def write_trace(self, path: Path, rank: int) -> None:
+        """The first events as a chrome://tracing file."""
+        events = [
+            {"name": name, "ph": "X", "pid": rank, "tid": 0, "ts": begin * 1e6, "dur": spent * 1e6}
+            for name, begin, spent in self._events
+        ]
+        path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")

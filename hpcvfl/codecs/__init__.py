@@ -1,0 +1,1 @@
+"""Tensor to payload and back, and the frame that carries a payload."""

@@ -1,0 +1,140 @@
+"""The contract of a codec: one tensor to one payload of a size that every rank knows beforehand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcvfl import seeds
+from hpcvfl.errors import ConfigError, NonFiniteError, WireError
+from hpcvfl.kernels import scan
+
+Array = npt.NDArray[np.generic]
+Bytes = npt.NDArray[np.uint8]
+
+# legend: R rows, C columns, B bytes
+
+
+class Codec(ABC):
+    """A stateless recipe: tensor -> payload -> tensor.
+
+    The same (tensor, key) gives the same payload on every rank, and the same (payload, key) the same
+    tensor, bit for bit. A codec never changes its input.
+    """
+
+    name: ClassVar[str]
+    """First word of the spec string."""
+    examples: ClassVar[Sequence[str]]
+    """Spec strings that between them use every option; the contract tests run over them."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> str:
+        """The canonical string: `table.parse(codec.spec) == codec`, options at their defaults left out."""
+
+    @abstractmethod
+    def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """Exact payload size in bytes of a tensor of `shape` whose elements have `itemsize` bytes."""
+
+    @abstractmethod
+    def encode(self, x: Array, key: int, out_B: Bytes) -> None:
+        """Write the payload of `x` to `out_B`.
+
+        x     : float32 or float64, C-contiguous, any shape
+        key   : keys the dither; below 2**64
+        out_B : uint8, nbytes(x.shape, x.itemsize) long; overwritten
+        Raises NonFiniteError for NaN, Inf, or values beyond what the codec can carry.
+        """
+
+    @abstractmethod
+    def decode(self, payload_B: Bytes, key: int, out: Array) -> None:
+        """Write the decoded tensor to `out` (C-contiguous, dtype and shape of what was encoded).
+
+        Raises WireError when side information (a scale, an index) cannot have come from `encode`.
+        """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Codec) and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        return hash(self.spec)
+
+    def __repr__(self) -> str:
+        return f"<codec {self.spec}>"
+
+
+class Message:
+    """The tensors of one frame as one payload: each tensor through the codec, one behind the other."""
+
+    def __init__(self, codec: Codec, shapes: Sequence[tuple[int, ...]], dtype: np.dtype) -> None:
+        self.codec = codec
+        self.shapes = [tuple(shape) for shape in shapes]
+        self.count = sum(int(np.prod(shape)) for shape in self.shapes)
+        sizes = [codec.nbytes(shape, dtype.itemsize) for shape in self.shapes]
+        self._cuts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
+        self.nbytes: int = self._cuts[-1]
+
+    def encode(self, tensors: Sequence[Array], key: int, payload_B: Bytes) -> None:
+        """Encode `tensors` (shapes as given to the constructor); see Codec.encode."""
+        for i, x in enumerate(tensors):
+            self.codec.encode(x, seeds.subkey(key, i), payload_B[self._cuts[i] : self._cuts[i + 1]])
+
+    def decode(self, payload_B: Bytes, key: int, out: Sequence[Array]) -> None:
+        """Decode into `out`; see Codec.decode."""
+        for i, x in enumerate(out):
+            self.codec.decode(payload_B[self._cuts[i] : self._cuts[i + 1]], seeds.subkey(key, i), x)
+
+
+def require_finite(x: Array) -> None:
+    """Raise NonFiniteError if `x` (float32 or float64, C-contiguous) holds NaN or Inf."""
+    if x.dtype == np.float32:
+        bounds_2 = np.empty(2, np.float32)
+        check_status(scan.minmax(x.reshape(-1), bounds_2))
+    elif not np.isfinite(x).all():
+        check_status(1 if np.isnan(x).any() else 2)
+
+
+def check_status(status: int) -> None:
+    """Turn the status of a scan kernel into NonFiniteError."""
+    if status:
+        raise NonFiniteError(f"{'NaN' if status == 1 else 'Inf'} in a message")
+
+
+def require_scales(*scales: Array) -> None:
+    """Raise WireError if a scale that came over the wire is NaN or Inf."""
+    for scale in scales:
+        if not np.isfinite(scale).all():
+            raise WireError("a scale in the payload is not a finite number; the payload is corrupt")
+
+
+def split_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """ "scalar:bits=2,scope=column" -> ("scalar", {"bits": "2", "scope": "column"})."""
+    name, _, rest = spec.partition(":")
+    options: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        option, equals, value = part.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"codec {spec!r}: {part!r} is not of the form option=value")
+        if option in options:
+            raise ConfigError(f"codec {spec!r}: option {option!r} is given twice")
+        options[option] = value
+    return name, options
+
+
+def known_options(name: str, options: Mapping[str, str], known: Sequence[str]) -> None:
+    """Raise ConfigError for an option that the codec does not have."""
+    for option in options:
+        if option not in known:
+            choices = ", ".join(known) if known else "none"
+            raise ConfigError(f"codec {name}: unknown option {option!r}; options: {choices}")
+
+
+def choice(name: str, option: str, value: str, choices: Sequence[str]) -> str:
+    """`value` if it is one of `choices`, else ConfigError."""
+    if value not in choices:
+        raise ConfigError(f"codec {name}: {option} = {value!r}; possible: {', '.join(choices)}")
+    return value

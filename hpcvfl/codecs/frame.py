@@ -1,0 +1,135 @@
+"""The wire: a frame is a 64-byte little-endian header and a payload.
+
+offset size field
+ 0      4   magic "HVFL"
+ 4      1   wire version
+ 5      1   kind (KINDS)
+ 6      1   codec: index in the table agreed at the handshake
+ 7      1   flags: bit 0 = payload_crc is set
+ 8      4   sender: rank
+12      4   tau: local steps the sender took in the previous round
+16      8   round
+24      8   count: elements in the message
+32      8   payload_nbytes
+40      8   w_bar: largest weight of the sender's local optimizer in the previous round (float64)
+48      4   seconds the sender computed in the previous round (float32)
+52      4   batch_hash: CRC32 of the rows of this round
+56      4   payload_crc: CRC32 of the payload, or 0
+60      4   header_crc: CRC32 of bytes 0..59
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcvfl.codecs.base import Bytes
+from hpcvfl.errors import WireError
+
+WIRE_VERSION = 1
+MAGIC = b"HVFL"
+KINDS = ("head", "embed", "grad", "eval")
+HEADER_NBYTES = 64
+
+_HEADER = struct.Struct("<4sBBBBIIQQQdfIII")
+_CRC = struct.Struct("<I")
+_HAS_PAYLOAD_CRC = 1
+assert _HEADER.size == HEADER_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a frame says of itself; the fields are those of the table above."""
+
+    kind: str
+    codec: int
+    sender: int
+    round_index: int
+    count: int
+    payload_nbytes: int
+    tau: int = 0
+    w_bar: float = 0.0
+    seconds: float = 0.0
+    batch_hash: int = 0
+
+
+def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False) -> None:
+    """Fill the first 64 bytes of `frame_B`, whose payload must be in place if it is to be summed."""
+    crc = zlib.crc32(memoryview(frame_B)[HEADER_NBYTES:]) if checksum_payload else 0
+    _HEADER.pack_into(
+        frame_B,
+        0,
+        MAGIC,
+        WIRE_VERSION,
+        KINDS.index(header.kind),
+        header.codec,
+        _HAS_PAYLOAD_CRC if checksum_payload else 0,
+        header.sender,
+        header.tau,
+        header.round_index,
+        header.count,
+        header.payload_nbytes,
+        header.w_bar,
+        header.seconds,
+        header.batch_hash,
+        crc,
+        0,
+    )
+    _CRC.pack_into(frame_B, 60, zlib.crc32(memoryview(frame_B)[:60]))
+
+
+def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> Header:
+    """The header of `frame_B`, checked against what was due; every length before it is used.
+
+    due : kind, codec, sender, round, count, payload_nbytes and batch_hash that must be there
+    Raises WireError that says who, round, what came and what was due.
+    """
+    where = f"round {due.round_index}: {due.kind} from rank {due.sender}"
+    if frame_B.size < HEADER_NBYTES:
+        raise WireError(f"{where} has {frame_B.size} bytes, a header needs {HEADER_NBYTES}; cut short")
+    fields = _HEADER.unpack_from(frame_B, 0)
+    magic, version, kind, codec, flags, sender, tau, round_index, count, payload_nbytes = fields[:10]
+    w_bar, seconds, batch_hash, payload_crc, header_crc = fields[10:]
+    if magic != MAGIC:
+        raise WireError(f"{where} starts with {magic!r}, due {MAGIC!r}; not a frame, or none arrived")
+    if header_crc != zlib.crc32(memoryview(frame_B)[:60]):
+        raise WireError(f"{where}: header checksum does not match; the frame was corrupted on its way")
+    if version != WIRE_VERSION:
+        raise WireError(f"{where} has wire version {version}, here {WIRE_VERSION}; install one version")
+    kind_name = KINDS[kind] if kind < len(KINDS) else f"kind {kind}"
+    came = (kind_name, codec, sender, round_index, count, payload_nbytes, batch_hash)
+    want = (due.kind, due.codec, due.sender, due.round_index, due.count, due.payload_nbytes)
+    for name, got, expected in zip(_CHECKED, came, (*want, due.batch_hash), strict=True):
+        if got != expected:
+            raise WireError(f"{where}: {name} is {got}, due {expected}; {_ADVICE[name]}")
+    if frame_B.size != HEADER_NBYTES + payload_nbytes:
+        raise WireError(
+            f"{where} has {frame_B.size} bytes, due {HEADER_NBYTES + payload_nbytes}; cut short"
+        )
+    if bool(flags & _HAS_PAYLOAD_CRC) != checksum_payload:
+        raise WireError(f"{where}: payload checksum {'un' * (not flags)}expected; wire.checksum differs")
+    if checksum_payload and payload_crc != zlib.crc32(memoryview(frame_B)[HEADER_NBYTES:]):
+        raise WireError(f"{where}: payload checksum does not match; corrupted on its way")
+    return Header(
+        kind_name, codec, sender, round_index, count, payload_nbytes, tau, w_bar, seconds, batch_hash
+    )
+
+
+_CHECKED = ("kind", "codec", "sender", "round", "count", "payload_nbytes", "batch_hash")
+_ADVICE = {
+    "kind": "the ranks are at different phases",
+    "codec": "codecs differ; start all ranks with one config",
+    "sender": "frames were mixed up",
+    "round": "the ranks are at different rounds, or nothing new arrived",
+    "count": "batch sizes or shapes differ; start all ranks with one config",
+    "payload_nbytes": "codecs differ; start all ranks with one config",
+    "batch_hash": "the ranks drew different rows; seeds or sample ids differ",
+}
+
+
+def rows_hash(rows_B: np.ndarray) -> int:
+    """CRC32 of the row numbers (int64) of a round."""
+    return zlib.crc32(memoryview(np.ascontiguousarray(rows_B, dtype="<i8")).cast("B"))

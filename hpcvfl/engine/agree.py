@@ -1,0 +1,109 @@
+"""What ranks must have in common, and how an error on one of them becomes the error of all.
+
+Everything here happens outside the rounds (start-up, end), as JSON text behind a length: no pickle of a
+peer's bytes, and nothing is read past a length that was not checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpcvfl import errors
+from hpcvfl.errors import ConfigError, HpcvflError, WireError
+from hpcvfl.transport.base import Slots, Transport
+
+MAX_TEXT_NBYTES = 1 << 24
+"""Longest text a rank may send, in bytes; a longer length is refused before memory is set aside."""
+
+
+def exchange(transport: Transport, value: Any) -> list[Any]:
+    """Everybody's `value` (anything JSON can spell), in rank order, on every rank."""
+    text_B = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    kinds = ["control"] * transport.size
+    lengths = Slots([8] * transport.size, kinds, [8] * transport.size)
+    lengths[transport.rank].view(np.int64)[0] = text_B.size
+    transport.allgather(lengths)
+    sizes = [int(n) for n in lengths.buffer_B.view(np.int64)]
+    for rank, nbytes in enumerate(sizes):
+        if not 0 < nbytes <= MAX_TEXT_NBYTES:
+            raise WireError(
+                f"start-up: rank {rank} announces {nbytes} bytes of text, possible are 1 to"
+                f" {MAX_TEXT_NBYTES}; do all ranks run the same version?"
+            )
+    texts = Slots(sizes, kinds, sizes)
+    texts[transport.rank][:] = text_B
+    transport.allgather(texts)
+    values = []
+    for rank in range(transport.size):
+        try:
+            values.append(json.loads(texts[rank].tobytes()))
+        except ValueError:
+            raise WireError(f"start-up: rank {rank} sent {sizes[rank]} bytes that are no JSON") from None
+    return values
+
+
+def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
+    """Run `work` on every rank; its results (JSON values) in rank order, or the same error on all ranks.
+
+    Only HpcvflError is shared; anything else is a fault of the program and ends the run where it is. The
+    raised error has `everywhere = True`: rank 0 prints it, and all can leave without an abort.
+    """
+    failure: HpcvflError | None = None
+    value = None
+    try:
+        value = work()
+    except HpcvflError as error:
+        failure = error
+    report = {"error": type(failure).__name__, "text": str(failure)} if failure else {"value": value}
+    reports = exchange(transport, report)
+    failed = [(rank, r) for rank, r in enumerate(reports) if "error" in r]
+    if failed:
+        rank, first = failed[0]
+        same = len(failed) == transport.size and all(r["text"] == first["text"] for _, r in failed)
+        others = f" (also rank {', '.join(str(k) for k, _ in failed[1:])})" if failed[1:] else ""
+        text = first["text"] if same else f"rank {rank}{others}: {first['text']}"
+        raise shared_error(str(first["error"]), text)
+    return [r["value"] for r in reports]
+
+
+def shared_error(name: str, text: str) -> HpcvflError:
+    """An error that every rank raises alike."""
+    kind = getattr(errors, name, HpcvflError)
+    error = kind(text) if issubclass(kind, HpcvflError) else HpcvflError(text)
+    error.everywhere = True
+    return error
+
+
+def require_equal(values: list[dict[str, Any]]) -> None:
+    """Raise the same ConfigError on every rank if a field differs between ranks.
+
+    values : one dict a rank, {field: value}; None = the rank has no such field. The text names the first
+             rank that is out of step, the field, both values.
+    """
+    for field in values[0]:
+        present = [(rank, v[field]) for rank, v in enumerate(values) if v[field] is not None]
+        if not present:
+            continue
+        spelled = [json.dumps(value) for _, value in present]
+        common = max(spelled, key=spelled.count)
+        for rank, value in present:
+            if json.dumps(value) != common:
+                whose = next(r for r, v in present if json.dumps(v) == common)
+                error = ConfigError(
+                    f"start-up: rank {rank}: {field} is {value}, rank {whose} has {json.loads(common)};"
+                    f" {_ADVICE.get(field, 'start all ranks with one config')}"
+                )
+                error.everywhere = True
+                raise error
+
+
+_ADVICE = {
+    "wire version": "install one version of hpcvfl everywhere",
+    "sample ids": "every party must hold the same samples in the same order",
+    "number of training rows": "every party must hold the same samples",
+    "number of test rows": "every party must hold the same samples",
+}

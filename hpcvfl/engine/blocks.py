@@ -1,0 +1,174 @@
+"""What a rank does with its own block: its message, its local step, its part of an evaluation.
+
+Block 0 is the server (`Server`, the head), block k the party k (`Party`, its tower). The round loop sees
+only the methods of `Block`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hpcvfl import seeds
+from hpcvfl.codecs.base import Array
+from hpcvfl.config import Config
+from hpcvfl.data import Shard
+from hpcvfl.engine.optimizers import LocalOptimizer
+from hpcvfl.errors import NonFiniteError
+
+EVAL_ROWS = 2000
+"""Rows per forward pass of an evaluation; bounds its memory, not its messages."""
+
+# legend: B rows of the batch, P embedding width, M parties
+
+
+class Block(ABC):
+    """One block of the model on its rank: `module` (head or tower) and how it is trained."""
+
+    def __init__(self, block: int, config: Config, shard: Shard, module: nn.Module) -> None:
+        """Block number, the config of this block, its data, its module."""
+        self.block, self.config, self.shard, self.module = block, config, shard, module
+        self.dtype = getattr(torch, config.dtype)
+        self.optimizer = LocalOptimizer(config.optimizer, module.parameters())
+        self._norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        self._batches: dict[int, list[torch.Tensor]] = {}
+        self._labels_B = torch.empty(0, dtype=torch.int64)
+
+    def begin_round(self, round_index: int, rows_B: Array, lr: float) -> None:
+        """Fix the rows, the rate and the state of torch's generator for this round."""
+        # Keyed by round, not carried over: a resumed run draws what an uninterrupted one would have.
+        key = seeds.key64(self.config.seed, "torch", round_index, self.block)
+        torch.default_generator.manual_seed(key >> 1)
+        self.module.train()
+        self.optimizer.begin_round(lr)
+        self._rows = torch.from_numpy(rows_B)
+        self._labels_B = self.shard.train_y[self._rows]
+
+    @abstractmethod
+    def message(self) -> list[Array]:
+        """The tensors of this round's message, as arrays that are valid until the next call."""
+
+    @abstractmethod
+    def targets(self, batch_size: int) -> list[list[Array] | None]:
+        """Where the frame of each rank is decoded to, in rank order; None for the own frame."""
+
+    @abstractmethod
+    def _loss(self, step: int) -> torch.Tensor:
+        """Loss of the batch as a function of the own parameters, everything else frozen."""
+
+    def step(self, round_index: int, step: int) -> float:
+        """Local step number `step` (from 0); returns the loss before it.
+
+        Running statistics of normalisation layers move at step 0 only, so that Q steps on one batch do not
+        count it Q times.
+        """
+        for norm in self._norms:
+            norm.track_running_stats = step == 0
+        loss = self._loss(step)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"block {self.block}, round {round_index}, local step {step}: the loss is {value};"
+                " a smaller optimizer.lr or a finer codec may help"
+            )
+        self.optimizer.step(loss)
+        for norm in self._norms:
+            norm.track_running_stats = True
+        return value
+
+    def _embeddings(self, batch_size: int) -> list[torch.Tensor]:
+        """M tensors of shape (B, P), kept per batch size; torch aligns them to 64 bytes."""
+        if batch_size not in self._batches:
+            shape = (batch_size, self.config.model.embedding_dim)
+            self._batches[batch_size] = [
+                torch.zeros(shape, dtype=self.dtype) for _ in range(self.config.num_parties)
+            ]
+        return self._batches[batch_size]
+
+
+class Server(Block):
+    """Block 0: the head, trained on everybody's decoded embeddings."""
+
+    def message(self) -> list[Array]:
+        """The head's parameters theta_0."""
+        return arrays(self.module.parameters())
+
+    def targets(self, batch_size: int) -> list[list[Array] | None]:
+        """Own frame: none; party k: the embeddings."""
+        return [None, *([e.numpy()] for e in self._embeddings(batch_size))]
+
+    def _loss(self, step: int) -> torch.Tensor:
+        batch = torch.cat(self._embeddings(len(self._labels_B)), dim=1)
+        return F.cross_entropy(self.module(batch), self._labels_B)
+
+    def evaluate(self, embeddings: Sequence[torch.Tensor]) -> tuple[float, float]:
+        """(mean loss, accuracy) of the test rows from everybody's uncompressed embeddings, in eval mode."""
+        self.module.eval()
+        loss, correct, labels_B = 0.0, 0, self.shard.test_y
+        with torch.no_grad():
+            for at in range(0, len(labels_B), EVAL_ROWS):
+                part = slice(at, at + EVAL_ROWS)
+                logits = self.module(torch.cat([e[part] for e in embeddings], dim=1))
+                loss += float(F.cross_entropy(logits, labels_B[part], reduction="sum"))
+                correct += int((logits.argmax(dim=1) == labels_B[part]).sum())
+        self.module.train()
+        return loss / len(labels_B), correct / len(labels_B)
+
+
+class Party(Block):
+    """Block k: a tower over the party's own columns, trained through a frozen copy of the head."""
+
+    def __init__(
+        self, block: int, config: Config, shard: Shard, module: nn.Module, head_copy: nn.Module
+    ) -> None:
+        """`head_copy` has the head's architecture; its values come with every downlink."""
+        super().__init__(block, config, shard, module)
+        self.head_copy = head_copy.requires_grad_(False).train()
+        # A head with running statistics keeps them at the server; the copy uses those of the batch.
+        for layer in head_copy.modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase):
+                layer.track_running_stats = False
+        self._own_BP: torch.Tensor | None = None
+
+    def message(self) -> list[Array]:
+        """The embedding h_k of the batch; its graph is kept for local step 0."""
+        self._x = self._train_x()[self._rows]
+        self._own_BP = self.module(self._x)
+        return [self._own_BP.detach().contiguous().numpy()]
+
+    def targets(self, batch_size: int) -> list[list[Array] | None]:
+        """Server: the copy of the head; other parties: their embeddings; own frame: none."""
+        embeddings = self._embeddings(batch_size)
+        parties = [None if k == self.block else [e.numpy()] for k, e in enumerate(embeddings, 1)]
+        return [arrays(self.head_copy.parameters()), *parties]
+
+    def _loss(self, step: int) -> torch.Tensor:
+        own_BP = self._own_BP if step == 0 else self.module(self._x)
+        self._own_BP = None
+        assert own_BP is not None
+        batch = list(self._embeddings(len(self._labels_B)))
+        batch[self.block - 1] = own_BP  # a block never sees its own compression error
+        return F.cross_entropy(self.head_copy(torch.cat(batch, dim=1)), self._labels_B)
+
+    def test_embedding(self) -> Array:
+        """Embedding of all test rows in eval mode, shape (test rows, P)."""
+        assert self.shard.test_x is not None
+        self.module.eval()
+        with torch.no_grad():
+            parts = [self.module(x) for x in self.shard.test_x.split(EVAL_ROWS)]
+        self.module.train()
+        return torch.cat(parts).numpy()
+
+    def _train_x(self) -> torch.Tensor:
+        assert self.shard.train_x is not None
+        return self.shard.train_x
+
+
+def arrays(parameters: Iterable[nn.Parameter]) -> list[Array]:
+    """numpy views of parameters; writing to them changes the parameters."""
+    return [p.detach().numpy() for p in parameters]

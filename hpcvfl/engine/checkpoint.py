@@ -1,0 +1,40 @@
+"""A block on disk: safetensors, one file a rank, written aside and renamed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hpcvfl.engine.blocks import Block
+from hpcvfl.errors import DataError
+
+
+def block_path(folder: Path, rank: int) -> Path:
+    """Where the final weights of block `rank` lie in a run folder."""
+    return folder / "checkpoints" / "final" / f"rank{rank}.safetensors"
+
+
+def save_block(folder: Path, block: Block) -> Path:
+    """Write parameters and buffers of the block; a file is there in whole or not at all."""
+    path = block_path(folder, block.block)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".tmp")
+    state = {name: value.contiguous() for name, value in block.module.state_dict().items()}
+    save_file(state, aside, metadata={"block": str(block.block)})
+    os.replace(aside, path)
+    return path
+
+
+def load_block(folder: Path, block: Block) -> None:
+    """Read what `save_block` wrote; DataError if it is missing, broken or of another architecture."""
+    path = block_path(folder, block.block)
+    try:
+        block.module.load_state_dict(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); did the run finish?") from None
+    except RuntimeError as error:
+        first = str(error).splitlines()[-1].strip()
+        raise DataError(f"{path}: does not fit the model of config.toml: {first}") from None

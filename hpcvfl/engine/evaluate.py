@@ -1,0 +1,55 @@
+"""Accuracy on the test rows: uncompressed embeddings, eval mode, messages booked as "eval"."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from hpcvfl.codecs.base import Message
+from hpcvfl.codecs.floats import NoneCodec
+from hpcvfl.codecs.frame import HEADER_NBYTES, Header, read_header, write_header
+from hpcvfl.engine.blocks import Block, Party, Server
+from hpcvfl.errors import NonFiniteError
+from hpcvfl.transport.base import Slots, Transport
+
+
+def evaluate(block: Block, transport: Transport, round_index: int) -> tuple[float, float] | None:
+    """(mean loss, accuracy) at the server, None elsewhere; called by every rank.
+
+    Each party sends its embedding of all test rows as they are (the run's dtype); one gather.
+    """
+    config, num_rows = block.config, len(block.shard.test_y)
+    shape = (num_rows, config.model.embedding_dim)
+    layout = Message(NoneCodec(), [shape], np.dtype(config.dtype))
+    size = HEADER_NBYTES + layout.nbytes
+    slots = Slots(
+        [0, *[size] * config.num_parties],
+        ["control", *["eval"] * config.num_parties],
+        [0, *[4 * layout.count] * config.num_parties],
+    )
+
+    def due(rank: int) -> Header:
+        return Header("eval", 0, rank, round_index, layout.count, layout.nbytes)
+
+    if isinstance(block, Party):
+        frame_B = slots[block.block]
+        try:
+            layout.encode([block.test_embedding()], 0, frame_B[HEADER_NBYTES:])
+        except NonFiniteError as error:
+            raise NonFiniteError(f"block {block.block}, round {round_index}, evaluation: {error}") from None
+        write_header(frame_B, due(block.block))
+    transport.gather(slots)
+    if not isinstance(block, Server):
+        return None
+    embeddings = []
+    for rank in range(1, transport.size):
+        read_header(slots[rank], due(rank))
+        embedding = torch.empty(shape, dtype=block.dtype)
+        layout.decode(slots[rank][HEADER_NBYTES:], 0, [embedding.numpy()])
+        embeddings.append(embedding)
+    loss, accuracy = block.evaluate(embeddings)
+    if not math.isfinite(loss):
+        raise NonFiniteError(f"block 0, round {round_index}, evaluation: the loss is {loss}")
+    return loss, accuracy

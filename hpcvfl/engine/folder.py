@@ -1,0 +1,82 @@
+"""The run folder: runs/NAME-DATE with everything a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hpcvfl.config import Config, build
+from hpcvfl.errors import ConfigError, DataError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+import tomli_w
+
+
+def create(config: Config) -> Path:
+    """Make a fresh folder and write config.toml into it; ConfigError if that cannot be done."""
+    stem = f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for attempt in range(1000):
+        path = Path(config.run.folder) / (stem if attempt == 0 else f"{stem}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+            write_config(config, path / "config.toml")
+            return path.resolve()
+        except FileExistsError:
+            if not path.is_dir():
+                raise ConfigError(f"run.folder = {config.run.folder!r}: a file is in the way") from None
+        except OSError as error:
+            raise ConfigError(
+                f"run.folder = {config.run.folder!r}: cannot be written ({error.strerror});"
+                " choose another with --run.folder"
+            ) from None
+    raise ConfigError(f"run.folder = {config.run.folder!r}: 1000 runs named {stem} exist already")
+
+
+def write_config(config: Config, path: Path) -> None:
+    """The effective config as TOML; fields that are not set are left out."""
+    table = config.model_dump(mode="json", exclude_none=True)
+    table["party"] = {str(block): override for block, override in config.party.items()}
+    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as nested tables; ConfigError names the line if it is broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def read_config(path: Path) -> Config:
+    """The config of a run folder."""
+    return build(read_toml(path / "config.toml"))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All lines of metrics.jsonl, one dict an evaluation; DataError if the folder has none."""
+    try:
+        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+    except OSError as error:
+        raise DataError(f"{path}: no metrics.jsonl ({error.strerror}); is this a run folder?") from None
+    except ValueError as error:
+        raise DataError(f"{path}/metrics.jsonl: broken line: {error}") from None
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """summary.json of a finished run; DataError if there is none."""
+    try:
+        return json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: no summary.json ({error.strerror}); did the run finish?") from None
+    except ValueError as error:
+        raise DataError(f"{path}/summary.json: broken: {error}") from None

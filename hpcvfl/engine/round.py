@@ -1,0 +1,76 @@
+"""One round, the same on every rank. Read this file first.
+
+    1 ids        rows = batches.rows(r)              the same on every rank, no message
+    2 message    party: h_k = tower(x[rows])         graph kept: it is the forward of local step 0
+                 server: theta_0
+    3 frame      codec.encode(message) + header
+    4 exchange   hub: gather to the server, broadcast of all frames; or one allgather
+    5 others     decode every other frame            the own block stays exact
+    6 steps      while policy.may_start(t): one step of the own block, everything else frozen
+    7            nothing is sent; tau rides on the next header
+
+C-VFL, Algorithm 1; Flex-VFL, Algorithm 1, with other step policies (DESIGN: section 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcvfl.clock import PhaseClock
+from hpcvfl.codecs.frame import rows_hash
+from hpcvfl.data import Batches
+from hpcvfl.engine.blocks import Block
+from hpcvfl.engine.exchange import Exchange
+from hpcvfl.engine.policies import FixedSteps
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """tau: local steps taken; loss: of the batch at local step 0; seconds: own work in this round."""
+
+    tau: int
+    loss: float
+    seconds: float
+
+
+def run_round(
+    round_index: int,
+    block: Block,
+    exchange: Exchange,
+    batches: Batches,
+    policy: FixedSteps,
+    lr: float,
+    last: RoundResult,
+    clock: PhaseClock,
+) -> RoundResult:
+    """Run one round of `block`; `last` is the result of the previous round, told to the others."""
+    worked_s = clock.computing_s()
+    transport = exchange.transport
+    transport.round_index = round_index
+
+    clock.to("forward")
+    rows_B = batches.rows(round_index)
+    block.begin_round(round_index, rows_B, lr)
+    message = block.message()
+
+    clock.to("encode")
+    hash_of_rows = rows_hash(rows_B)
+    exchange.encode(
+        round_index, hash_of_rows, len(rows_B), message, tau=last.tau, seconds=last.seconds
+    )
+
+    clock.to("wire")
+    waited_s = transport.waited_s
+    exchange.swap(len(rows_B))
+
+    clock.to("decode", waited_s=transport.waited_s - waited_s)
+    exchange.decode(round_index, hash_of_rows, len(rows_B), block.targets(len(rows_B)))
+
+    clock.to("local steps")
+    tau, loss = 0, 0.0
+    while policy.may_start(tau):
+        value = block.step(round_index, tau)
+        loss = value if tau == 0 else loss
+        tau += 1
+    clock.to("other")
+    return RoundResult(tau, loss, clock.computing_s() - worked_s)

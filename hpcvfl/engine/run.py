@@ -1,0 +1,277 @@
+"""A whole run on one rank: start, rounds, evaluations, end. Called by every rank."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hpcvfl import __version__
+from hpcvfl.clock import PhaseClock
+from hpcvfl.config import Config, digest
+from hpcvfl.data import Batches
+from hpcvfl.engine import folder
+from hpcvfl.engine.agree import exchange, together
+from hpcvfl.engine.blocks import Block
+from hpcvfl.engine.checkpoint import load_block, save_block
+from hpcvfl.engine.evaluate import evaluate
+from hpcvfl.engine.exchange import Exchange
+from hpcvfl.engine.policies import FixedSteps, learning_rate
+from hpcvfl.engine.round import RoundResult, run_round
+from hpcvfl.engine.start import start
+from hpcvfl.ledger import Meter
+from hpcvfl.transport.base import Transport
+from hpcvfl.transport.delayed import Delayed
+from hpcvfl.transport.metered import Metered
+
+
+class Silent:
+    """A progress display that shows nothing; what `train` tells it is its whole interface."""
+
+    def begin(self, total_rounds: int, path: Path) -> None:
+        """The run starts: how many rounds at most, which folder."""
+
+    def round(self, loss: float) -> None:
+        """A round ended."""
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        """An evaluation ended; `line` as in metrics.jsonl."""
+
+    def end(self) -> None:
+        """The run ended, well or not."""
+
+
+@dataclass
+class Run:
+    """What one rank carries from round to round."""
+
+    config: Config
+    block: Block
+    exchange: Exchange
+    transport: Transport
+    meter: Meter
+    clock: PhaseClock
+    batches: Batches
+    path: Path
+    total_rounds: int
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    rounds: int = 0
+
+
+def train(
+    config: Config,
+    transport: Transport,
+    progress: Silent | None = None,
+    after_round: Callable[[Run, RoundResult], None] | None = None,
+) -> dict[str, Any]:
+    """Train, evaluate, write the run folder; returns the summary (the same on every rank).
+
+    progress    : shown on rank 0
+    after_round : called on every rank after every round (tests, benches)
+    """
+    shown = progress if progress and transport.rank == 0 else Silent()
+    run = prepare(config, transport)
+    shown.begin(run.total_rounds, run.path)
+    try:
+        last = RoundResult(0, 0.0, 0.0)
+        for round_index in range(run.total_rounds):
+            last = one_round(run, round_index, last)
+            shown.round(last.loss)
+            if after_round:
+                after_round(run, last)
+            if evaluation_is_due(run, round_index):
+                shown.evaluation(evaluate_now(run, last.loss))
+                if target_reached(run):
+                    break
+        return finish(run)
+    finally:
+        run.meter.close()
+        shown.end()
+
+
+def prepare(config: Config, transport: Transport) -> Run:
+    """Handshake, run folder, everything that the first round needs."""
+    clock, meter = PhaseClock(), Meter()
+    transport.timeout_s = config.transport.first_timeout_s
+    if config.transport.latency_ms or config.transport.bandwidth_gbps:
+        transport = Delayed(
+            transport, config.transport.latency_ms, config.transport.bandwidth_gbps
+        )
+    transport = Metered(transport, meter)
+    clock.to("load")
+    block, agreement = start(config, transport)
+
+    def make_folder() -> str | None:
+        return str(folder.create(config)) if transport.rank == 0 else None
+
+    path = Path(together(transport, make_folder)[0])
+    path.mkdir(parents=True, exist_ok=True)  # a rank on a host without the shared folder
+    meter.open(path / f"ledger.rank{transport.rank}.jsonl")
+    data = config.data
+    batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
+    total = config.algorithm.epochs * batches.rounds_per_epoch
+    total = min(total, config.algorithm.rounds or total)
+    swap = Exchange(transport, agreement, config.transport.pattern)
+    clock.to("other")
+    return Run(config, block, swap, transport, meter, clock, batches, path, total)
+
+
+def one_round(run: Run, round_index: int, last: RoundResult) -> RoundResult:
+    """A round with its rate, its timeout and its books."""
+    rate = learning_rate(
+        run.block.config.optimizer, round_index, run.batches.rounds_per_epoch, run.total_rounds
+    )
+    policy = FixedSteps(run.config.algorithm.local_steps)
+    run.meter.phase = "train"
+    result = run_round(
+        round_index, run.block, run.exchange, run.batches, policy, rate, last, run.clock
+    )
+    run.meter.end_round(round_index)
+    run.transport.timeout_s = run.config.transport.timeout_s
+    run.rounds = round_index + 1
+    return result
+
+
+def evaluation_is_due(run: Run, round_index: int) -> bool:
+    """After every `evaluate_every` epochs, and after the last round."""
+    done = round_index + 1
+    if done == run.total_rounds:
+        return True
+    epochs, rest = divmod(done, run.batches.rounds_per_epoch)
+    return rest == 0 and epochs % run.config.algorithm.evaluate_every == 0
+
+
+def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
+    """Evaluate, add up everybody's bytes, write a line of metrics.jsonl; the line, on every rank."""
+    run.clock.to("eval")
+    wire_bytes, raw_bytes = run.meter.received()
+    training_s = run.clock.training_s()
+    run.meter.phase = "eval"
+    result = evaluate(run.block, run.transport, run.rounds)
+    told = exchange(run.transport, {"result": result, "bytes": [wire_bytes, raw_bytes]})
+    loss, accuracy = told[0]["result"]
+    line = {
+        "round": run.rounds,
+        "epoch": run.rounds / run.batches.rounds_per_epoch,
+        "train_loss": train_loss,
+        "test_loss": loss,
+        "test_accuracy": accuracy,
+        "wire_bytes": sum(t["bytes"][0] for t in told),
+        "raw_bytes": sum(t["bytes"][1] for t in told),
+        "seconds": training_s,
+    }
+    run.lines.append(line)
+    if run.transport.rank == 0:
+        with (run.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    run.clock.to("other")
+    return line
+
+
+def target_reached(run: Run) -> bool:
+    """Whether the last evaluation met `algorithm.target_accuracy`; the same answer on every rank."""
+    target = run.config.algorithm.target_accuracy
+    return target is not None and run.lines[-1]["test_accuracy"] >= target
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """Write weights, trace and books of every rank, and the summary on rank 0."""
+    save_block(run.path, run.block)
+    rank = run.transport.rank
+    run.clock.write_trace(run.path / f"trace.rank{rank}.json", rank)
+    run.clock.to("other")
+    told = exchange(
+        run.transport,
+        {
+            "host": platform.node(),
+            "seconds": run.clock.seconds,
+            "total_s": run.clock.elapsed(),
+            "bytes": run.meter.table(),
+        },
+    )
+    summary = summarise(run, told)
+    if rank == 0:
+        text = json.dumps(summary, indent=1)
+        (run.path / "summary.json").write_text(text + "\n", encoding="utf-8")
+    return summary
+
+
+def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
+    """summary.json from what every rank told at the end."""
+    last = run.lines[-1]
+    config = run.config
+    return {
+        "name": config.name,
+        "folder": str(run.path),
+        "metrics": {
+            "accuracy": last["test_accuracy"],
+            "loss": last["test_loss"],
+            "train_loss": last["train_loss"],
+        },
+        "rounds": run.rounds,
+        "epochs": last["epoch"],
+        "local_steps": config.algorithm.local_steps,
+        "wire_bytes": last["wire_bytes"],
+        "raw_bytes": last["raw_bytes"],
+        "wire_bytes_by": bytes_by(told),
+        "accounting": "measured",
+        "clock": "wall",
+        "seconds": {
+            "total": told[0]["total_s"],
+            "training": last["seconds"],
+            "server": told[0]["seconds"],
+            "slowest_party": max((t["seconds"] for t in told[1:]), key=busy_s),
+        },
+        "codec": [codec.spec for codec in run.exchange.agreement.codecs_R],
+        "transport": run.transport.name,
+        "pattern": config.transport.pattern,
+        "threads": config.threads,
+        "config_digest": digest(config),
+        "hosts": [t["host"] for t in told],
+        "versions": versions(),
+    }
+
+
+def busy_s(seconds: dict[str, float]) -> float:
+    """Seconds of own work of a rank, from its phases."""
+    return sum(seconds[p] for p in ("forward", "encode", "decode", "local steps"))
+
+
+def bytes_by(told: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Received bytes over all ranks: {phase: {"uplink head": n, "downlink embed": n, ..}}.
+
+    uplink = received by the server, downlink = received by a party.
+    """
+    out: dict[str, dict[str, int]] = {}
+    for rank, t in enumerate(told):
+        for row in t["bytes"]:
+            if row["direction"] == "in":
+                key = f"{'downlink' if rank else 'uplink'} {row['kind']}"
+                phase = out.setdefault(row["phase"], {})
+                phase[key] = phase.get(key, 0) + row["wire_bytes"]
+    return out
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers and the speed."""
+    out = {"hpcvfl": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "numba", "mpi4py"):
+        try:
+            out[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            out[package] = "not installed"
+    return out
+
+
+def evaluate_run(path: Path, transport: Transport) -> dict[str, float]:
+    """Accuracy and loss of a finished run from its folder, computed as at its end."""
+    config = folder.read_config(path)
+    block, _ = start(config, transport)
+    together(transport, lambda: load_block(path, block))
+    result = evaluate(block, transport, 0)
+    loss, accuracy = exchange(transport, result)[0]
+    return {"loss": loss, "accuracy": accuracy}

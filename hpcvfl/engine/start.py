@@ -1,0 +1,96 @@
+"""From a config to blocks that have agreed on everything: loading, building, the handshake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcvfl import seeds
+from hpcvfl.codecs import table
+from hpcvfl.codecs.frame import WIRE_VERSION
+from hpcvfl.config import Config, all_fields, flatten
+from hpcvfl.data import Shard, load
+from hpcvfl.engine.agree import require_equal, together
+from hpcvfl.engine.blocks import Block, Party, Server
+from hpcvfl.engine.exchange import Agreement
+from hpcvfl.errors import ConfigError
+from hpcvfl.models import build_head, build_tower
+from hpcvfl.transport.base import Transport
+
+
+def check_size(config: Config, size: int) -> None:
+    """Raise ConfigError unless `size` ranks fit the config; names both ways to mend it."""
+    due = config.num_parties + 1
+    if size != due:
+        error = ConfigError(
+            f"start-up: {size} rank{'s' * (size != 1)} came, num_parties = {config.num_parties} needs"
+            f" {due} (one server, {config.num_parties} parties); start {due} ranks (mpiexec -n {due} ..)"
+            + (f" or set --num-parties {size - 1}" if size > 1 else "")
+        )
+        error.everywhere = True
+        raise error
+
+
+def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
+    """Build this rank's block and compare with the others.
+
+    An error on any rank (data, model, codec) and any difference between ranks is raised on all of them,
+    before the first round.
+    """
+    check_size(config, transport.size)
+    blocks: list[Block] = []
+
+    def work() -> dict[str, Any]:
+        own = config.for_block(transport.rank)
+        block = build_block(own, transport.rank)
+        blocks.append(block)
+        head = block.head_copy if isinstance(block, Party) else block.module
+        codec = own.codec if transport.rank else own.head_codec
+        return {
+            "codec": table.parse(codec).spec,
+            "head": [list(p.shape) for p in head.parameters()],
+            "compare": handshake_record(own, block.shard),
+        }
+
+    records = together(transport, work)
+    require_equal([record["compare"] for record in records])
+    require_equal([{"head shapes": record["head"]} for record in records])
+    agreement = Agreement(
+        codecs_R=[table.parse(record["codec"]) for record in records],
+        head_shapes=[tuple(shape) for shape in records[0]["head"]],
+        embedding_dim=config.model.embedding_dim,
+        dtype=np.dtype(config.dtype),
+        seed=config.seed,
+        checksum_payload=config.wire.checksum == "payload",
+    )
+    return blocks[0], agreement
+
+
+def build_block(config: Config, rank: int) -> Block:
+    """Load the data of block `rank` and build its module; `config` is that block's own."""
+    torch.set_num_threads(config.threads)
+    dtype = getattr(torch, config.dtype)
+    shard = load(config.data, rank, config.num_parties, config.seed, config.dtype)
+    head_key = seeds.key64(config.seed, "weights", 0)
+    head = build_head(config.model, config.num_parties, shard.num_classes, dtype, head_key)
+    if rank == 0:
+        return Server(0, config, shard, head)
+    key = seeds.key64(config.seed, "weights", rank)
+    tower = build_tower(config.model, shard.input_shape, dtype, key)
+    return Party(rank, config, shard, tower, head)
+
+
+def handshake_record(config: Config, shard: Shard) -> dict[str, Any]:
+    """What every rank must have in common, by the name that an error shows."""
+    values = dict(flatten(config.model_dump(mode="json", exclude={"party"})))
+    record: dict[str, Any] = {"wire version": WIRE_VERSION, "label policy": "shared"}
+    record |= {path: values[path] for path, scope in all_fields() if scope == "shared"}
+    # None means "no such field here" in a record, so an unset option is spelled out.
+    record = {field: "unset" if value is None else value for field, value in record.items()}
+    record["number of training rows"] = shard.num_rows
+    record["number of test rows"] = len(shard.test_y)
+    record["number of classes"] = shard.num_classes
+    record["sample ids"] = shard.ids_digest
+    return record

@@ -1,0 +1,72 @@
+"""Command-line overrides of a config: tyro reads them, its complaints become one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hpcvfl.config import Config, build, describe, merge, nest
+from hpcvfl.errors import ConfigError
+
+
+def parse_overrides(config: Config, arguments: Sequence[str]) -> Config:
+    """`config` with `--section.field value` laid over it; ConfigError names field, value and choices."""
+    import tyro
+    from pydantic import ValidationError
+
+    if not arguments:
+        return config
+    bare = config.model_copy(update={"party": {}})
+    said = io.StringIO()
+    asked_help = any(a in ("-h", "--help") for a in arguments)
+    try:
+        with contextlib.nullcontext() if asked_help else contextlib.redirect_stderr(said):
+            parsed = tyro.cli(
+                Config, args=list(arguments), default=bare, prog="hpcvfl train CONFIG"
+            )
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from None
+    except SystemExit as error:
+        if not error.code:
+            raise
+        raise ConfigError(one_line(said.getvalue())) from None
+    return build({**parsed.model_dump(), "party": config.model_dump()["party"]})
+
+
+def one_line(box: str) -> str:
+    """The message inside the box that tyro draws around an error."""
+    words = []
+    for line in box.splitlines():
+        text = line.strip(" │╭╮╰╯─-|+").strip()
+        if text.startswith(("Argument helptext", "For full helptext", "Perhaps you meant")):
+            break
+        if text:
+            words.append(text)
+    text = " ".join(words[1:] or words)
+    # A value that pydantic refuses arrives as its report; keep the field, the complaint and the value.
+    text = re.sub(r"1 validation error for \w+ (\w+)", r"\1:", text)
+    text = re.sub(r" \[type=\w+, input_value=(.*?), input_type=.*$", r" (it is \1)", text)
+    return f"command line: {text or 'cannot be read'}; `hpcvfl train digits --help` lists the fields"
+
+
+def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int, dict[str, Any]]]:
+    """Split off `--party K.section.field value`; returns (the rest, {K: nested overrides})."""
+    rest: list[str] = []
+    party: dict[int, dict[str, Any]] = {}
+    words = iter(arguments)
+    for word in words:
+        if word != "--party":
+            rest.append(word)
+            continue
+        path, value = next(words, ""), next(words, None)
+        block, _, field = path.partition(".")
+        if not block.isdigit() or not field or value is None:
+            raise ConfigError(
+                f"command line: --party {path}: due is --party K.section.field value,"
+                " e.g. --party 2.codec scalar:bits=2"
+            )
+        party[int(block)] = merge(party.get(int(block), {}), nest({field: value}))
+    return rest, party

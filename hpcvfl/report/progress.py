@@ -1,0 +1,51 @@
+"""Progress of a run on rank 0: a bar, and a line for each evaluation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+MEGA = 1e6
+
+
+class Progress:
+    """tqdm bar with rounds/s, loss, accuracy and measured wire MB (1e6 bytes); stderr."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+        self._shown: dict[str, str] = {}
+
+    def begin(self, total_rounds: int, path: Path) -> None:
+        """Show the folder and start the bar."""
+        print(f"run folder {path}", file=sys.stderr, flush=True)
+        # A log file gets a line now and then instead of a redrawn bar.
+        seconds = 0.2 if sys.stderr.isatty() else 30.0
+        self._bar = tqdm(
+            total=total_rounds, unit="round", mininterval=seconds, dynamic_ncols=True, leave=False
+        )
+
+    def round(self, loss: float) -> None:
+        """Advance the bar by one round."""
+        if self._bar is not None:
+            self._shown["loss"] = f"{loss:.3f}"
+            self._bar.set_postfix(self._shown, refresh=False)
+            self._bar.update()
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        """Print the evaluation above the bar."""
+        self._shown["accuracy"] = f"{line['test_accuracy']:.4f}"
+        self._shown["wire"] = f"{line['wire_bytes'] / MEGA:.2f} MB"
+        text = (
+            f"epoch {line['epoch']:g}  round {line['round']}  train loss {line['train_loss']:.4f}"
+            f"  test accuracy {line['test_accuracy']:.4f}  wire {line['wire_bytes'] / MEGA:.2f} MB"
+            f"  {line['seconds']:.1f} s"
+        )
+        tqdm.write(text, file=sys.stderr)
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
