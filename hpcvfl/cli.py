@@ -1,7 +1,8 @@
-"""The command line: one function per verb, and the one place where errors are caught and ranks ended.
+"""The command line: one function per verb, and the one place where errors are caught and ranks
+ended.
 
-Heavy libraries are imported inside the verbs, so that `--help` is quick and the affinity of the process can
-be looked at before torch changes it.
+Heavy libraries are imported inside the verbs, so that `--help` is quick and the affinity of the
+process can be looked at before torch changes it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ T = TypeVar("T")
 
 USAGE = """usage: hpcvfl VERB ...
 
-  train CONFIG [--section.field value ..]   CONFIG is a preset (digits, fashion-mnist, synthetic), a .toml
-        [--party K.section.field value ..]  file or a run folder; `hpcvfl train digits --help` lists the fields
+  train CONFIG [--section.field value ..]   CONFIG: a preset (digits, fashion-mnist, synthetic),
+        [--party K.section.field value ..]  a .toml file or a run folder; fields: see --help
   evaluate RUN                              accuracy of a finished run from its folder
   report RUN [RUN ..] [--out FOLDER]        table and plots of one or several runs
   doctor                                    ranks, MPI, launcher, affinity, threads, versions
@@ -160,13 +161,10 @@ def load_config(arguments: Sequence[str]) -> Config:
     table = _read_config_table(arguments[0])
     rest, party = take_party_overrides(arguments[1:])
     config = parse_overrides(build(table), rest)
-    merged = merge(nest_keys(config.model_dump()["party"]), party)
-    return build({**config.model_dump(), "party": {k: nest(v) for k, v in merged.items()}})
-
-
-def nest_keys(party: dict[Any, Any]) -> dict[int, Any]:
-    """Block numbers as integers, whatever the source spelled."""
-    return {int(block): override for block, override in party.items()}
+    blocks = {
+        k: merge(nest(config.party.get(k, {})), party.get(k, {})) for k in {*config.party, *party}
+    }
+    return build({**config.model_dump(), "party": blocks})
 
 
 def _read_config_table(name: str) -> dict[str, Any]:
@@ -180,7 +178,9 @@ def _read_config_table(name: str) -> dict[str, Any]:
     if path.suffix == ".toml":
         return read_toml(path)
     presets = resources.files("hpcvfl") / "presets"
-    names = sorted(p.name.removesuffix(".toml") for p in presets.iterdir() if p.name.endswith(".toml"))
+    names = sorted(
+        p.name.removesuffix(".toml") for p in presets.iterdir() if p.name.endswith(".toml")
+    )
     if name not in names:
         raise ConfigError(
             f"config {name!r}: no such preset ({', '.join(names)}), .toml file or run folder"
@@ -194,8 +194,8 @@ def on_every_rank(
 ) -> dict[str, Any] | None:
     """Run `work(configure(), transport)` on every rank; the result on rank 0, None on the others.
 
-    One process: ranks are threads of it. Under a launcher this process is one rank, and an error on any
-    rank ends all of them: shared ones after rank 0 has printed them, others by an abort.
+    One process: ranks are threads of it. Under a launcher this process is one rank, and an error
+    on any rank ends all of them: shared ones after rank 0 has printed them, others by an abort.
     """
     from hpcvfl.transport import launcher
 

@@ -6,7 +6,18 @@ import json
 import time
 from pathlib import Path
 
-PHASES = ("start", "load", "forward", "encode", "wait", "wire", "decode", "local steps", "eval", "other")
+PHASES = (
+    "start",
+    "load",
+    "forward",
+    "encode",
+    "wait",
+    "wire",
+    "decode",
+    "local steps",
+    "eval",
+    "other",
+)
 
 TRACED_EVENTS = 4096
 """Events kept for the chrome trace (about 500 rounds); totals go on for ever."""
@@ -22,7 +33,9 @@ class PhaseClock:
         self._events: list[tuple[str, float, float]] = []
 
     def to(self, phase: str, waited_s: float = 0.0) -> None:
-        """Start `phase`; of the phase that ends, `waited_s` seconds are booked as "wait" instead."""
+        """Start `phase`; of the phase that ends, `waited_s` seconds are booked as "wait"
+        instead.
+        """
         now = time.perf_counter()
         spent = now - self._since
         waited_s = min(waited_s, spent)
@@ -38,7 +51,9 @@ class PhaseClock:
 
     def training_s(self) -> float:
         """Seconds in rounds so far: no start-up, loading or evaluation."""
-        return sum(self.seconds[p] for p in ("forward", "encode", "wait", "wire", "decode", "local steps"))
+        return sum(
+            self.seconds[p] for p in ("forward", "encode", "wait", "wire", "decode", "local steps")
+        )
 
     def computing_s(self) -> float:
         """Seconds of own work in rounds so far: training time less waiting and moving bytes."""

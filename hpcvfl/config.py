@@ -4,7 +4,8 @@ Three kinds of field (DESIGN: they decide what a handshake compares):
 
 - shared : changes the numbers of a run, so it is part of the digest that every rank must agree on;
 - how    : how the run is carried out (transport, folders, timeouts); two ranks may differ;
-- local  : belongs to one party (its paths, tower, optimizer, codec); part of that party's digest only.
+- local  : belongs to one party (its paths, tower, optimizer, codec); part of that party's digest
+only.
 
 A run is a TOML file or a preset of the same form; `cli.py` lays command-line overrides on top.
 """
@@ -42,7 +43,9 @@ class DataConfig(Section):
     batch_size: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 100
     """Rows per round; the last round of an epoch takes what is left."""
     shuffle: Annotated[bool, Field(json_schema_extra=SHARED)] = True
-    """Draw a new order of rows each epoch; False repeats the order of the file, as the papers' code does."""
+    """Draw a new order of rows each epoch; False repeats the order of the file, as the papers'
+    code does.
+    """
     validation_rows: Annotated[int, Field(ge=0, json_schema_extra=SHARED)] = 0
     """Hold out this many training rows and evaluate on them in place of the test set (tuning)."""
     num_samples: Annotated[int, Field(ge=2, json_schema_extra=SHARED)] = 2000
@@ -80,7 +83,9 @@ class OptimizerConfig(Section):
     schedule: Annotated[
         Literal["constant", "milestones", "cosine"], Field(json_schema_extra=LOCAL)
     ] = "constant"
-    """constant | milestones (times `gamma` at each milestone epoch) | cosine (to 0 at the last round)."""
+    """constant | milestones (times `gamma` at each milestone epoch) | cosine (to 0 at the last
+    round).
+    """
     milestones: Annotated[tuple[int, ...], Field(json_schema_extra=LOCAL)] = ()
     """Epochs at which the rate is multiplied by `gamma`."""
     gamma: Annotated[float, Field(gt=0, le=1, json_schema_extra=LOCAL)] = 0.1
@@ -106,7 +111,9 @@ class WireConfig(Section):
     """What is checked on the wire."""
 
     checksum: Annotated[Literal["header", "payload"], Field(json_schema_extra=SHARED)] = "header"
-    """header: CRC32 of each header; payload: of each payload as well (costs 1.6-3x on a fast link)."""
+    """header: CRC32 of each header; payload: of each payload as well (costs 1.6-3x on a fast
+    link).
+    """
 
 
 class TransportConfig(Section):
@@ -115,7 +122,9 @@ class TransportConfig(Section):
     name: Annotated[Literal["auto", "threads", "mpi"], Field(json_schema_extra=HOW)] = "auto"
     """auto: mpi when a launcher started several processes, threads (one process) otherwise."""
     pattern: Annotated[Literal["hub", "allgather"], Field(json_schema_extra=SHARED)] = "hub"
-    """hub: gather to the server, then broadcast (as in the papers); allgather: everyone to everyone."""
+    """hub: gather to the server, then broadcast (as in the papers); allgather: everyone to
+    everyone.
+    """
     timeout_s: Annotated[float, Field(gt=0, json_schema_extra=HOW)] = 300.0
     """Longest wait for a peer, in seconds; then the run ends and names who is missing."""
     first_timeout_s: Annotated[float, Field(gt=0, json_schema_extra=HOW)] = 900.0
@@ -151,7 +160,9 @@ class Config(Section):
     threads: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 1
     """Intra-op threads of each rank; changes the last bits of a result, so all ranks must agree."""
     codec: Annotated[str, Field(json_schema_extra=LOCAL)] = "scalar:bits=4"
-    """Codec of the embeddings: none | float16 | bfloat16 | scalar:bits=b[,range=..][,scope=..][,dither=..]."""
+    """Codec of the embeddings: none | float16 | bfloat16 |
+    scalar:bits=b[,range=..][,scope=..][,dither=..].
+    """
     head_codec: Annotated[str, Field(json_schema_extra=SHARED)] = "scalar:bits=8"
     """Codec of the head's parameters, one range per tensor."""
     data: DataConfig = DataConfig()
@@ -162,7 +173,9 @@ class Config(Section):
     transport: TransportConfig = TransportConfig()
     run: RunConfig = RunConfig()
     party: Annotated[dict[int, dict[str, Any]], Field(json_schema_extra=LOCAL)] = {}
-    """Overrides of local fields for single blocks: [party.2] model.tower = "cnn"; 0 is the server."""
+    """Overrides of local fields for single blocks: [party.2] model.tower = "cnn"; 0 is the
+    server.
+    """
 
     @field_validator("party", mode="before")
     @classmethod
@@ -183,7 +196,9 @@ class Config(Section):
         return self
 
     def for_block(self, block: int) -> Config:
-        """The config that block `block` (0 = server) runs with: its `party` table laid over the rest."""
+        """The config that block `block` (0 = server) runs with: its `party` table laid over the
+        rest.
+        """
         override = self.party.get(block)
         if not override:
             return self
@@ -236,7 +251,9 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(table: dict[str, Any]) -> Config:
-    """A checked Config from a nested table. Raises ConfigError with one line naming field and value."""
+    """A checked Config from a nested table. Raises ConfigError with one line naming field and
+    value.
+    """
     try:
         return Config.model_validate(table)
     except ValidationError as error:
@@ -260,7 +277,9 @@ def describe(error: ValidationError) -> str:
 
 
 def digest(config: Config, scopes: tuple[Scope, ...] = ("shared",)) -> str:
-    """SHA-256 (first 16 hex digits) of the fields of the given scopes, independent of their order."""
+    """SHA-256 (first 16 hex digits) of the fields of the given scopes, independent of their
+    order.
+    """
     values = dict(flatten(config.model_dump(mode="json", exclude={"party"})))
     chosen = {path: values[path] for path, scope in all_fields() if scope in scopes}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 
 class HpcvflError(Exception):
-    """Base of all errors meant for the user; `cli.py` prints its text as one line, without a traceback.
+    """Base of all errors meant for the user; `cli.py` prints its text as one line, without a
+    traceback.
 
     exit_code  : int    the status of the process that reports it
-    everywhere : bool   every rank raises the same error, so rank 0 alone prints it and nobody need abort
+    everywhere : bool   every rank raises the same error, so rank 0 alone prints it and nobody need
+                        abort
     """
 
     exit_code = 1
@@ -24,13 +26,17 @@ class ConfigError(HpcvflError, ValueError):
 
 
 class DataError(HpcvflError, ValueError):
-    """Data that cannot be trained on: a NaN, a label out of range, rows or ids that differ between parties."""
+    """Data that cannot be trained on: a NaN, a label out of range, rows or ids that differ between
+    parties.
+    """
 
     exit_code = 3
 
 
 class WireError(HpcvflError):
-    """Bytes from a peer that do not parse: names the sender, the round, what came and what was due."""
+    """Bytes from a peer that do not parse: names the sender, the round, what came and what was
+    due.
+    """
 
     exit_code = 4
 
@@ -42,12 +48,16 @@ class TransportError(HpcvflError):
 
 
 class TransportTimeout(TransportError):
-    """A wait that ran out: names who did not post, the message kind, the round and the seconds waited."""
+    """A wait that ran out: names who did not post, the message kind, the round and the seconds
+    waited.
+    """
 
     exit_code = 6
 
 
 class NonFiniteError(HpcvflError):
-    """NaN or Inf in an embedding, a parameter or a loss: names the block and the round; nothing is replaced."""
+    """NaN or Inf in an embedding, a parameter or a loss: names the block and the round; nothing is
+    replaced.
+    """
 
     exit_code = 7

@@ -79,8 +79,8 @@ def paper_bytes(
 ) -> float:
     """Bytes a round by the formula of the C-VFL plots (facts: section 3): b (2 P B M^2 + S M) / 8.
 
-    It charges the way up M times too often and no header, scale or index. For comparison with printed
-    tables only; results of this program report measured bytes.
+    It charges the way up M times too often and no header, scale or index. For comparison with
+    printed tables only; results of this program report measured bytes.
     """
     m = num_parties
     return bits * (2 * embedding_dim * batch_size * m * m + head_size * m) / 8

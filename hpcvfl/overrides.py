@@ -13,7 +13,9 @@ from hpcvfl.errors import ConfigError
 
 
 def parse_overrides(config: Config, arguments: Sequence[str]) -> Config:
-    """`config` with `--section.field value` laid over it; ConfigError names field, value and choices."""
+    """`config` with `--section.field value` laid over it; ConfigError names field, value and
+    choices.
+    """
     import tyro
     from pydantic import ValidationError
 
@@ -46,10 +48,13 @@ def one_line(box: str) -> str:
         if text:
             words.append(text)
     text = " ".join(words[1:] or words)
-    # A value that pydantic refuses arrives as its report; keep the field, the complaint and the value.
+    # A value that pydantic refuses arrives as its report; keep the field, the complaint and the
+    # value.
     text = re.sub(r"1 validation error for \w+ (\w+)", r"\1:", text)
     text = re.sub(r" \[type=\w+, input_value=(.*?), input_type=.*$", r" (it is \1)", text)
-    return f"command line: {text or 'cannot be read'}; `hpcvfl train digits --help` lists the fields"
+    return (
+        f"command line: {text or 'cannot be read'}; `hpcvfl train digits --help` lists the fields"
+    )
 
 
 def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int, dict[str, Any]]]:

@@ -1,6 +1,7 @@
 """Every random choice, keyed by what it is for, never by when it is drawn.
 
-The same key gives the same numbers on every rank, on every transport and after a resume, without a message.
+The same key gives the same numbers on every rank, on every transport and after a resume, without a
+message.
 """
 
 from __future__ import annotations

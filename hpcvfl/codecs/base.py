@@ -22,8 +22,8 @@ Bytes = npt.NDArray[np.uint8]
 class Codec(ABC):
     """A stateless recipe: tensor -> payload -> tensor.
 
-    The same (tensor, key) gives the same payload on every rank, and the same (payload, key) the same
-    tensor, bit for bit. A codec never changes its input.
+    The same (tensor, key) gives the same payload on every rank, and the same (payload, key) the
+    same tensor, bit for bit. A codec never changes its input.
     """
 
     name: ClassVar[str]
@@ -34,11 +34,15 @@ class Codec(ABC):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The canonical string: `table.parse(codec.spec) == codec`, options at their defaults left out."""
+        """The canonical string: `table.parse(codec.spec) == codec`, options at their defaults left
+        out.
+        """
 
     @abstractmethod
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Exact payload size in bytes of a tensor of `shape` whose elements have `itemsize` bytes."""
+        """Exact payload size in bytes of a tensor of `shape` whose elements have `itemsize`
+        bytes.
+        """
 
     @abstractmethod
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
@@ -68,7 +72,9 @@ class Codec(ABC):
 
 
 class Message:
-    """The tensors of one frame as one payload: each tensor through the codec, one behind the other."""
+    """The tensors of one frame as one payload: each tensor through the codec, one behind the
+    other.
+    """
 
     def __init__(self, codec: Codec, shapes: Sequence[tuple[int, ...]], dtype: np.dtype) -> None:
         self.codec = codec

@@ -57,10 +57,12 @@ class Header:
 
 
 def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False) -> None:
-    """Fill the first 64 bytes of `frame_B`, whose payload must be in place if it is to be summed."""
-    crc = zlib.crc32(memoryview(frame_B)[HEADER_NBYTES:]) if checksum_payload else 0
+    """Fill the first 64 bytes of `frame_B`, whose payload must be in place if it is to be
+    summed.
+    """
+    crc = zlib.crc32(frame_B.data[HEADER_NBYTES:]) if checksum_payload else 0
     _HEADER.pack_into(
-        frame_B,
+        frame_B.data,
         0,
         MAGIC,
         WIRE_VERSION,
@@ -78,7 +80,7 @@ def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False)
         crc,
         0,
     )
-    _CRC.pack_into(frame_B, 60, zlib.crc32(memoryview(frame_B)[:60]))
+    _CRC.pack_into(frame_B.data, 60, zlib.crc32(frame_B.data[:60]))
 
 
 def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> Header:
@@ -89,16 +91,26 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
     """
     where = f"round {due.round_index}: {due.kind} from rank {due.sender}"
     if frame_B.size < HEADER_NBYTES:
-        raise WireError(f"{where} has {frame_B.size} bytes, a header needs {HEADER_NBYTES}; cut short")
-    fields = _HEADER.unpack_from(frame_B, 0)
-    magic, version, kind, codec, flags, sender, tau, round_index, count, payload_nbytes = fields[:10]
+        raise WireError(
+            f"{where} has {frame_B.size} bytes, a header needs {HEADER_NBYTES}; cut short"
+        )
+    fields = _HEADER.unpack_from(frame_B.data, 0)
+    magic, version, kind, codec, flags, sender, tau, round_index, count, payload_nbytes = fields[
+        :10
+    ]
     w_bar, seconds, batch_hash, payload_crc, header_crc = fields[10:]
     if magic != MAGIC:
-        raise WireError(f"{where} starts with {magic!r}, due {MAGIC!r}; not a frame, or none arrived")
-    if header_crc != zlib.crc32(memoryview(frame_B)[:60]):
-        raise WireError(f"{where}: header checksum does not match; the frame was corrupted on its way")
+        raise WireError(
+            f"{where} starts with {magic!r}, due {MAGIC!r}; not a frame, or none arrived"
+        )
+    if header_crc != zlib.crc32(frame_B.data[:60]):
+        raise WireError(
+            f"{where}: header checksum does not match; the frame was corrupted on its way"
+        )
     if version != WIRE_VERSION:
-        raise WireError(f"{where} has wire version {version}, here {WIRE_VERSION}; install one version")
+        raise WireError(
+            f"{where} has wire version {version}, here {WIRE_VERSION}; install one version"
+        )
     kind_name = KINDS[kind] if kind < len(KINDS) else f"kind {kind}"
     came = (kind_name, codec, sender, round_index, count, payload_nbytes, batch_hash)
     want = (due.kind, due.codec, due.sender, due.round_index, due.count, due.payload_nbytes)
@@ -110,11 +122,22 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
             f"{where} has {frame_B.size} bytes, due {HEADER_NBYTES + payload_nbytes}; cut short"
         )
     if bool(flags & _HAS_PAYLOAD_CRC) != checksum_payload:
-        raise WireError(f"{where}: payload checksum {'un' * (not flags)}expected; wire.checksum differs")
-    if checksum_payload and payload_crc != zlib.crc32(memoryview(frame_B)[HEADER_NBYTES:]):
+        raise WireError(
+            f"{where}: payload checksum {'un' * (not flags)}expected; wire.checksum differs"
+        )
+    if checksum_payload and payload_crc != zlib.crc32(frame_B.data[HEADER_NBYTES:]):
         raise WireError(f"{where}: payload checksum does not match; corrupted on its way")
     return Header(
-        kind_name, codec, sender, round_index, count, payload_nbytes, tau, w_bar, seconds, batch_hash
+        kind_name,
+        codec,
+        sender,
+        round_index,
+        count,
+        payload_nbytes,
+        tau,
+        w_bar,
+        seconds,
+        batch_hash,
     )
 
 
@@ -132,4 +155,4 @@ _ADVICE = {
 
 def rows_hash(rows_B: np.ndarray) -> int:
     """CRC32 of the row numbers (int64) of a round."""
-    return zlib.crc32(memoryview(np.ascontiguousarray(rows_B, dtype="<i8")).cast("B"))
+    return zlib.crc32(np.ascontiguousarray(rows_B, dtype="<i8").tobytes())

@@ -1,8 +1,8 @@
 """`scalar`: uniform quantiser with b bits a value, its range sent along or agreed beforehand.
 
-C-VFL's scalar compressor (facts: section 2.1) with two repairs: the range runs from the smallest to the
-largest value (the published code clips every negative value), and the dither is drawn from a keyed
-generator on both sides, where the published code subtracts an array that no receiver has.
+C-VFL's scalar compressor (facts: section 2.1) with two repairs: the range runs from the smallest
+to the largest value (the published code clips every negative value), and the dither is drawn from
+a keyed generator on both sides, where the published code subtracts an array that no receiver has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from hpcvfl.kernels import scalar, scan
 
 # legend: R rows, C columns, G ranges (1 or C), B bytes
 
-GAUSS_STEP = {1: 1.5958, 2: 0.9957, 3: 0.5860, 4: 0.3352, 5: 0.1881, 6: 0.1041, 7: 0.0569, 8: 0.0308}
+GAUSS_STEP = {
+    1: 1.5958,
+    2: 0.9957,
+    3: 0.5860,
+    4: 0.3352,
+    5: 0.1881,
+    6: 0.1041,
+    7: 0.0569,
+    8: 0.0308,
+}
 """Step of the best uniform quantiser of N(0,1) at b bits (Max 1960, IRE T-IT 6(1), table II)."""
 
 
@@ -36,8 +45,8 @@ class ScalarCodec(Codec):
     """Uniform levels over a range.
 
     bits   : 1..8
-    kind   : minmax (from the data), gauss (steps fitted to a normal with the data's mean and deviation),
-             or fixed:lo:hi (clipped to it; nothing is sent along)
+    kind   : minmax (from the data), gauss (steps fitted to a normal with the data's mean and
+             deviation), or fixed:lo:hi (clipped to it; nothing is sent along)
     scope  : message (one range a tensor) or column (one a column, for two-dimensional tensors)
     dither : subtractive, uniform over one step. On by default except for gauss, whose steps are the
              least-error ones without it.
@@ -79,11 +88,14 @@ class ScalarCodec(Codec):
         if fixed and scope == "column":
             raise ConfigError("codec scalar: scope = 'column' has no meaning with a fixed range")
         if ends and not fixed:
-            raise ConfigError(f"codec scalar: range = {options['range']!r}; {kind} takes no numbers")
+            raise ConfigError(
+                f"codec scalar: range = {options['range']!r}; {kind} takes no numbers"
+            )
         return cls(int(bits), kind, scope, dither == "on", fixed)
 
     @property
     def spec(self) -> str:
+        """Options at their defaults left out."""
         text = f"scalar:bits={self.bits}"
         if self.fixed:
             text += f",range=fixed:{self.fixed[0]!r}:{self.fixed[1]!r}"
@@ -97,7 +109,9 @@ class ScalarCodec(Codec):
 
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Two float32 a range, and the codes."""
-        return 8 * self._num_ranges(shape) + bit_kernels.packed_nbytes(int(np.prod(shape)), self.bits)
+        return 8 * self._num_ranges(shape) + bit_kernels.packed_nbytes(
+            int(np.prod(shape)), self.bits
+        )
 
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """One or two passes over the tensor: scan (unless fixed), then quantise and pack."""
@@ -135,8 +149,12 @@ class ScalarCodec(Codec):
             side_2G = payload_B[: 8 * num_ranges].copy().view(np.float32)
             lo_G, step_G = side_2G[:num_ranges], side_2G[num_ranges:]
             require_scales(lo_G, step_G)
-            if (step_G < 0).any() or not np.isfinite(lo_G + step_G * np.float32(2**self.bits)).all():
-                raise WireError("a step in the payload is negative or overflows; the payload is corrupt")
+            if (step_G < 0).any() or not np.isfinite(
+                lo_G + step_G * np.float32(2**self.bits)
+            ).all():
+                raise WireError(
+                    "a step in the payload is negative or overflows; the payload is corrupt"
+                )
         codes_B = payload_B[8 * num_ranges :]
         as_float32 = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
         out_RC = _as_matrix(as_float32, self.scope)

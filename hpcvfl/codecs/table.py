@@ -14,7 +14,9 @@ CODECS = {c.name: c for c in (NoneCodec, Float16Codec, BFloat16Codec, ScalarCode
 
 @lru_cache(maxsize=256)
 def parse(spec: str) -> Codec:
-    """The codec of a spec string such as "scalar:bits=2,scope=column"; ConfigError if there is none."""
+    """The codec of a spec string such as "scalar:bits=2,scope=column"; ConfigError if there is
+    none.
+    """
     name, options = split_spec(spec)
     if name not in CODECS:
         raise ConfigError(f"codec {spec!r}: unknown codec {name!r}; codecs: {', '.join(CODECS)}")

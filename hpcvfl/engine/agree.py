@@ -1,7 +1,7 @@
 """What ranks must have in common, and how an error on one of them becomes the error of all.
 
-Everything here happens outside the rounds (start-up, end), as JSON text behind a length: no pickle of a
-peer's bytes, and nothing is read past a length that was not checked.
+Everything here happens outside the rounds (start-up, end), as JSON text behind a length: no pickle
+of a peer's bytes, and nothing is read past a length that was not checked.
 """
 
 from __future__ import annotations
@@ -42,15 +42,19 @@ def exchange(transport: Transport, value: Any) -> list[Any]:
         try:
             values.append(json.loads(texts[rank].tobytes()))
         except ValueError:
-            raise WireError(f"start-up: rank {rank} sent {sizes[rank]} bytes that are no JSON") from None
+            raise WireError(
+                f"start-up: rank {rank} sent {sizes[rank]} bytes that are no JSON"
+            ) from None
     return values
 
 
 def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
-    """Run `work` on every rank; its results (JSON values) in rank order, or the same error on all ranks.
+    """Run `work` on every rank; its results (JSON values) in rank order, or the same error on all
+    ranks.
 
-    Only HpcvflError is shared; anything else is a fault of the program and ends the run where it is. The
-    raised error has `everywhere = True`: rank 0 prints it, and all can leave without an abort.
+    Only HpcvflError is shared; anything else is a fault of the program and ends the run where it
+    is. The raised error has `everywhere = True`: rank 0 prints it, and all can leave without an
+    abort.
     """
     failure: HpcvflError | None = None
     value = None
@@ -58,7 +62,9 @@ def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
         value = work()
     except HpcvflError as error:
         failure = error
-    report = {"error": type(failure).__name__, "text": str(failure)} if failure else {"value": value}
+    report = (
+        {"error": type(failure).__name__, "text": str(failure)} if failure else {"value": value}
+    )
     reports = exchange(transport, report)
     failed = [(rank, r) for rank, r in enumerate(reports) if "error" in r]
     if failed:
@@ -81,8 +87,8 @@ def shared_error(name: str, text: str) -> HpcvflError:
 def require_equal(values: list[dict[str, Any]]) -> None:
     """Raise the same ConfigError on every rank if a field differs between ranks.
 
-    values : one dict a rank, {field: value}; None = the rank has no such field. The text names the first
-             rank that is out of step, the field, both values.
+    values : one dict a rank, {field: value}; None = the rank has no such field. The text names the
+             first rank that is out of step, the field, both values.
     """
     for field in values[0]:
         present = [(rank, v[field]) for rank, v in enumerate(values) if v[field] is not None]
@@ -94,7 +100,8 @@ def require_equal(values: list[dict[str, Any]]) -> None:
             if json.dumps(value) != common:
                 whose = next(r for r, v in present if json.dumps(v) == common)
                 error = ConfigError(
-                    f"start-up: rank {rank}: {field} is {value}, rank {whose} has {json.loads(common)};"
+                    f"start-up: rank {rank}: {field} is {value}, rank {whose} has"
+                    f" {json.loads(common)};"
                     f" {_ADVICE.get(field, 'start all ranks with one config')}"
                 )
                 error.everywhere = True

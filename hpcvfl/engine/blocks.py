@@ -1,7 +1,7 @@
 """What a rank does with its own block: its message, its local step, its part of an evaluation.
 
-Block 0 is the server (`Server`, the head), block k the party k (`Party`, its tower). The round loop sees
-only the methods of `Block`.
+Block 0 is the server (`Server`, the head), block k the party k (`Party`, its tower). The round
+loop sees only the methods of `Block`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Block(ABC):
 
     def begin_round(self, round_index: int, rows_B: Array, lr: float) -> None:
         """Fix the rows, the rate and the state of torch's generator for this round."""
-        # Keyed by round, not carried over: a resumed run draws what an uninterrupted one would have.
+        # Keyed by round, not carried over: a resumed run draws what an uninterrupted one would
+        # have.
         key = seeds.key64(self.config.seed, "torch", round_index, self.block)
         torch.default_generator.manual_seed(key >> 1)
         self.module.train()
@@ -64,8 +65,8 @@ class Block(ABC):
     def step(self, round_index: int, step: int) -> float:
         """Local step number `step` (from 0); returns the loss before it.
 
-        Running statistics of normalisation layers move at step 0 only, so that Q steps on one batch do not
-        count it Q times.
+        Running statistics of normalisation layers move at step 0 only, so that Q steps on one
+        batch do not count it Q times.
         """
         for norm in self._norms:
             norm.track_running_stats = step == 0
@@ -107,7 +108,9 @@ class Server(Block):
         return F.cross_entropy(self.module(batch), self._labels_B)
 
     def evaluate(self, embeddings: Sequence[torch.Tensor]) -> tuple[float, float]:
-        """(mean loss, accuracy) of the test rows from everybody's uncompressed embeddings, in eval mode."""
+        """(mean loss, accuracy) of the test rows from everybody's uncompressed embeddings, in eval
+        mode.
+        """
         self.module.eval()
         loss, correct, labels_B = 0.0, 0, self.shard.test_y
         with torch.no_grad():

@@ -29,7 +29,9 @@ def save_block(folder: Path, block: Block) -> Path:
 
 
 def load_block(folder: Path, block: Block) -> None:
-    """Read what `save_block` wrote; DataError if it is missing, broken or of another architecture."""
+    """Read what `save_block` wrote; DataError if it is missing, broken or of another
+    architecture.
+    """
     path = block_path(folder, block.block)
     try:
         block.module.load_state_dict(load_file(path))

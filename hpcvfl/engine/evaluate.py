@@ -38,7 +38,9 @@ def evaluate(block: Block, transport: Transport, round_index: int) -> tuple[floa
         try:
             layout.encode([block.test_embedding()], 0, frame_B[HEADER_NBYTES:])
         except NonFiniteError as error:
-            raise NonFiniteError(f"block {block.block}, round {round_index}, evaluation: {error}") from None
+            raise NonFiniteError(
+                f"block {block.block}, round {round_index}, evaluation: {error}"
+            ) from None
         write_header(frame_B, due(block.block))
     transport.gather(slots)
     if not isinstance(block, Server):

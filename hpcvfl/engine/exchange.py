@@ -1,9 +1,11 @@
-"""Where codecs and transport meet: a block's message becomes a frame, moves, and is decoded by the others."""
+"""Where codecs and transport meet: a block's message becomes a frame, moves, and is decoded by the
+others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,8 +44,8 @@ class Agreement:
 class Exchange:
     """Frames of one rank, for any batch size; buffers are made once per batch size and reused.
 
-    A payload is encoded once by its owner and relayed unchanged: what the far side decodes is what the
-    owner would decode at home, bit for bit.
+    A payload is encoded once by its owner and relayed unchanged: what the far side decodes is what
+    the owner would decode at home, bit for bit.
     """
 
     def __init__(self, transport: Transport, agreement: Agreement, pattern: str) -> None:
@@ -73,7 +75,7 @@ class Exchange:
         except NonFiniteError as error:
             raise NonFiniteError(f"block {rank}, round {round_index}: {error}") from None
         due = self._due(rank, round_index, rows_hash, layouts_R[rank])
-        header = Header(*(getattr(due, f) for f in _DUE_FIELDS), tau, w_bar, seconds, rows_hash)
+        header = replace(due, tau=tau, w_bar=w_bar, seconds=seconds)
         write_header(frame_B, header, self.agreement.checksum_payload)
 
     def swap(self, batch_size: int) -> None:
@@ -86,7 +88,11 @@ class Exchange:
             self.transport.broadcast(slots)
 
     def decode(
-        self, round_index: int, rows_hash: int, batch_size: int, targets: Sequence[list[Array] | None]
+        self,
+        round_index: int,
+        rows_hash: int,
+        batch_size: int,
+        targets: Sequence[list[Array] | None],
     ) -> None:
         """Check every other frame and decode it into `targets`; the own frame is left alone."""
         layouts_R, slots = self.layout(batch_size)
@@ -100,7 +106,10 @@ class Exchange:
                     slots[rank][HEADER_NBYTES:], self.dither_key(round_index, rank), target
                 )
             except WireError as error:
-                raise WireError(f"rank {self.transport.rank}, round {round_index}, frame of rank {rank}: {error}") from None
+                raise WireError(
+                    f"rank {self.transport.rank}, round {round_index}, frame of rank {rank}:"
+                    f" {error}"
+                ) from None
             self.headers_R[rank] = header
 
     def layout(self, batch_size: int) -> tuple[list[Message], Slots]:
@@ -134,6 +143,3 @@ class Exchange:
         return Header(
             kind, codec, rank, round_index, layout.count, layout.nbytes, batch_hash=rows_hash
         )
-
-
-_DUE_FIELDS = ("kind", "codec", "sender", "round_index", "count", "payload_nbytes")

@@ -30,7 +30,9 @@ def create(config: Config) -> Path:
             return path.resolve()
         except FileExistsError:
             if not path.is_dir():
-                raise ConfigError(f"run.folder = {config.run.folder!r}: a file is in the way") from None
+                raise ConfigError(
+                    f"run.folder = {config.run.folder!r}: a file is in the way"
+                ) from None
         except OSError as error:
             raise ConfigError(
                 f"run.folder = {config.run.folder!r}: cannot be written ({error.strerror});"
@@ -67,7 +69,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
     except OSError as error:
-        raise DataError(f"{path}: no metrics.jsonl ({error.strerror}); is this a run folder?") from None
+        raise DataError(
+            f"{path}: no metrics.jsonl ({error.strerror}); is this a run folder?"
+        ) from None
     except ValueError as error:
         raise DataError(f"{path}/metrics.jsonl: broken line: {error}") from None
 
@@ -77,6 +81,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     try:
         return json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{path}: no summary.json ({error.strerror}); did the run finish?") from None
+        raise DataError(
+            f"{path}: no summary.json ({error.strerror}); did the run finish?"
+        ) from None
     except ValueError as error:
         raise DataError(f"{path}/summary.json: broken: {error}") from None

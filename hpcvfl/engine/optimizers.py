@@ -11,7 +11,9 @@ from hpcvfl.config import OptimizerConfig
 
 
 class LocalOptimizer:
-    """SGD, with momentum inside a round if asked for (Flex-VFL: the buffer starts at zero each round)."""
+    """SGD, with momentum inside a round if asked for (Flex-VFL: the buffer starts at zero each
+    round).
+    """
 
     def __init__(self, config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> None:
         """Optimize `parameters` by the rule that `config` names."""

@@ -26,7 +26,9 @@ from hpcvfl.engine.policies import FixedSteps
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """tau: local steps taken; loss: of the batch at local step 0; seconds: own work in this round."""
+    """tau: local steps taken; loss: of the batch at local step 0; seconds: own work in this
+    round.
+    """
 
     tau: int
     loss: float

@@ -20,6 +20,7 @@ from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.checkpoint import load_block, save_block
 from hpcvfl.engine.evaluate import evaluate
 from hpcvfl.engine.exchange import Exchange
+from hpcvfl.engine.observer import Observer, Silent
 from hpcvfl.engine.policies import FixedSteps, learning_rate
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
@@ -27,22 +28,6 @@ from hpcvfl.ledger import Meter
 from hpcvfl.transport.base import Transport
 from hpcvfl.transport.delayed import Delayed
 from hpcvfl.transport.metered import Metered
-
-
-class Silent:
-    """A progress display that shows nothing; what `train` tells it is its whole interface."""
-
-    def begin(self, total_rounds: int, path: Path) -> None:
-        """The run starts: how many rounds at most, which folder."""
-
-    def round(self, loss: float) -> None:
-        """A round ended."""
-
-    def evaluation(self, line: dict[str, Any]) -> None:
-        """An evaluation ended; `line` as in metrics.jsonl."""
-
-    def end(self) -> None:
-        """The run ended, well or not."""
 
 
 @dataclass
@@ -65,7 +50,7 @@ class Run:
 def train(
     config: Config,
     transport: Transport,
-    progress: Silent | None = None,
+    progress: Observer | None = None,
     after_round: Callable[[Run, RoundResult], None] | None = None,
 ) -> dict[str, Any]:
     """Train, evaluate, write the run folder; returns the summary (the same on every rank).
@@ -73,7 +58,7 @@ def train(
     progress    : shown on rank 0
     after_round : called on every rank after every round (tests, benches)
     """
-    shown = progress if progress and transport.rank == 0 else Silent()
+    shown: Observer = progress if progress and transport.rank == 0 else Silent()
     run = prepare(config, transport)
     shown.begin(run.total_rounds, run.path)
     try:
@@ -98,9 +83,7 @@ def prepare(config: Config, transport: Transport) -> Run:
     clock, meter = PhaseClock(), Meter()
     transport.timeout_s = config.transport.first_timeout_s
     if config.transport.latency_ms or config.transport.bandwidth_gbps:
-        transport = Delayed(
-            transport, config.transport.latency_ms, config.transport.bandwidth_gbps
-        )
+        transport = Delayed(transport, config.transport.latency_ms, config.transport.bandwidth_gbps)
     transport = Metered(transport, meter)
     clock.to("load")
     block, agreement = start(config, transport)
@@ -146,7 +129,9 @@ def evaluation_is_due(run: Run, round_index: int) -> bool:
 
 
 def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
-    """Evaluate, add up everybody's bytes, write a line of metrics.jsonl; the line, on every rank."""
+    """Evaluate, add up everybody's bytes, write a line of metrics.jsonl; the line, on every
+    rank.
+    """
     run.clock.to("eval")
     wire_bytes, raw_bytes = run.meter.received()
     training_s = run.clock.training_s()
@@ -173,7 +158,9 @@ def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
 
 
 def target_reached(run: Run) -> bool:
-    """Whether the last evaluation met `algorithm.target_accuracy`; the same answer on every rank."""
+    """Whether the last evaluation met `algorithm.target_accuracy`; the same answer on every
+    rank.
+    """
     target = run.config.algorithm.target_accuracy
     return target is not None and run.lines[-1]["test_accuracy"] >= target
 

@@ -25,9 +25,10 @@ def check_size(config: Config, size: int) -> None:
     due = config.num_parties + 1
     if size != due:
         error = ConfigError(
-            f"start-up: {size} rank{'s' * (size != 1)} came, num_parties = {config.num_parties} needs"
-            f" {due} (one server, {config.num_parties} parties); start {due} ranks (mpiexec -n {due} ..)"
-            + (f" or set --num-parties {size - 1}" if size > 1 else "")
+            f"start-up: {size} rank{'s' * (size != 1)} came, num_parties = {config.num_parties}"
+            f" needs"
+            f" {due} (one server, {config.num_parties} parties); start {due} ranks (mpiexec -n"
+            f" {due} ..)" + (f" or set --num-parties {size - 1}" if size > 1 else "")
         )
         error.everywhere = True
         raise error
@@ -36,8 +37,8 @@ def check_size(config: Config, size: int) -> None:
 def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
     """Build this rank's block and compare with the others.
 
-    An error on any rank (data, model, codec) and any difference between ranks is raised on all of them,
-    before the first round.
+    An error on any rank (data, model, codec) and any difference between ranks is raised on all of
+    them, before the first round.
     """
     check_size(config, transport.size)
     blocks: list[Block] = []

@@ -20,7 +20,9 @@ def closing_table(summary: dict[str, Any]) -> str:
         ("seconds, rounds only", f"{seconds['training']:.2f}"),
     ]
     for phase, server_s in seconds["server"].items():
-        rows.append((f"  {phase}", f"{server_s:.2f} server, {seconds['slowest_party'][phase]:.2f} party"))
+        rows.append(
+            (f"  {phase}", f"{server_s:.2f} server, {seconds['slowest_party'][phase]:.2f} party")
+        )
     return aligned(rows)
 
 

@@ -1,0 +1,38 @@
+"""What a run tells whoever watches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """Told on rank 0 how a run goes; the progress bar is one."""
+
+    def begin(self, total_rounds: int, path: Path) -> None:
+        """The run starts: how many rounds at most, which folder."""
+
+    def round(self, loss: float) -> None:
+        """A round ended."""
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        """An evaluation ended; `line` as in metrics.jsonl."""
+
+    def end(self) -> None:
+        """The run ended, well or not."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, total_rounds: int, path: Path) -> None:
+        """See Observer."""
+
+    def round(self, loss: float) -> None:
+        """See Observer."""
+
+    def evaluation(self, line: dict[str, Any]) -> None:
+        """See Observer."""
+
+    def end(self) -> None:
+        """See Observer."""
