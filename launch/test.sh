@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Everything that must hold before a change lands; does its own set-up. Ends at the first failure.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+source launch/venv.sh
+make_venv dev
+source launch/env.sh 2>/dev/null
+# Real images for those bench scripts that read them; no test depends on them.
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /usr/share/datasets/fashion-mnist ]; then
+    (timeout 120 apt-get update -qq && timeout 120 apt-get install -y -qq dataset-fashion-mnist) \
+        >/dev/null 2>&1 || echo "test.sh: dataset-fashion-mnist is not to be had here, going on" >&2
+fi
+
+bin="$PWD/.venv/bin"
+export PATH="$bin:$PATH" # bench scripts and tests that start mpiexec find the right one
+
+step() {
+    echo "== $*"
+}
+
+step "style and types"
+ruff check .
+ruff format --check .
+mypy
+
+log="$(mktemp)"
+trap 'rm -f "$log"' EXIT
+for ranks in 2 3 5; do
+    step "MPI suite, $ranks ranks"
+    timeout -k 10 300 \
+        mpiexec -n "$ranks" python -m mpi4py -m pytest --with-mpi -x -q tests/mpi 2>&1 | tee "$log"
+    # without an MPI, pytest-mpi skips every test and exits 0
+    if grep -Eq '[0-9]+ skipped|no tests ran' "$log" || ! grep -Eq '[0-9]+ passed' "$log"; then
+        echo "MPI suite, $ranks ranks: tests were skipped; all of them must run" >&2
+        exit 1
+    fi
+done
+
+for script in bench/*.py; do
+    if grep -q -e '--smoke' "$script"; then
+        step "$script --smoke"
+        timeout -k 10 120 python "$script" --smoke
+    fi
+done
+
+step "serial tests, with the blocks of the README"
+timeout -k 10 600 python -m pytest -q
