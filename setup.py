@@ -1,0 +1,72 @@
+"""Packaging of hpcvfl; tool settings are in pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "([^"]+)"', (HERE / "hpcvfl/__init__.py").read_text())
+assert VERSION is not None
+
+# Lower bounds: the first release with a feature that the code uses, or that goes with numpy 2.
+# Nothing is pinned upward, so that a cluster's own torch or MPI serves.
+REQUIRES = [
+    "numpy>=1.26",
+    "numba>=0.60",  # first for numpy 2
+    "torch>=2.3",  # first for numpy 2
+    "torchvision>=0.18",  # goes with torch 2.3
+    "pydantic>=2.7",  # use_attribute_docstrings
+    "tyro>=0.9",
+    "tomli>=2.0.1; python_version < '3.11'",
+    "tomli-w>=1.0",
+    "tqdm>=4.64",
+    "scikit-learn>=1.3",
+    "safetensors>=0.4",
+]
+MPI = ["mpi4py>=4"]  # large counts (messages over 2 GiB)
+MPICH = [*MPI, "mpich"]  # brings an MPI of its own; on a cluster use the extra `mpi`
+PLOT = ["matplotlib>=3.7"]
+TEST = [
+    "pytest>=7.4",
+    "pytest-mpi>=0.6",
+    "pytest-timeout>=2.2",
+    "hypothesis>=6.90",
+    *PLOT,
+    *MPICH,
+]
+DEV = [*TEST, "ruff>=0.6", "mypy>=1.11"]
+
+setup(
+    name="hpcvfl",
+    version=VERSION[1],
+    description="High-performance vertical federated learning: real ranks, packed bits, measured bytes",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="hpcvfl maintainers",
+    license="Apache-2.0",
+    keywords="vertical federated learning, MPI, quantization, communication compression, HPC",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+    python_requires=">=3.10",
+    packages=find_packages(include=["hpcvfl", "hpcvfl.*"]),
+    package_data={"hpcvfl": ["py.typed", "presets/*.toml"]},
+    install_requires=REQUIRES,
+    extras_require={"mpi": MPI, "mpich": MPICH, "plot": PLOT, "test": TEST, "dev": DEV},
+    entry_points={"console_scripts": ["hpcvfl = hpcvfl.cli:main"]},
+    zip_safe=False,
+)
