@@ -42,7 +42,7 @@ DEV = [*TEST, "ruff>=0.6", "mypy>=1.11"]
 setup(
     name="hpcvfl",
     version=VERSION[1],
-    description="High-performance vertical federated learning: real ranks, packed bits, measured bytes",
+    description="Vertical federated learning over MPI: real ranks, packed bits, measured bytes",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="hpcvfl maintainers",
