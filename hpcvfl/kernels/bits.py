@@ -1,7 +1,7 @@
 """Codes of a few bits to bytes and back: first code in the lowest bits, padded to a byte once.
 
-A block of codes lies as one byte each in scratch; a word of 8 of them (of 2 or 4 for widths that
-divide a byte) is squeezed with a few shifts. 16-bit codes are two bytes each, low byte first.
+A block of codes lies in scratch, one byte each (16 bits: two). A word of 8 of them, or of 2 or 4
+for widths that divide a byte, is squeezed with a few shifts; no lane is shuffled that way.
 
 Legend: N codes, B bytes, W words of scratch.
 """
@@ -24,6 +24,18 @@ def packed_nbytes(n: int, bits: int) -> int:
     return (n * bits + 7) // 8
 
 
+def code_type(bits: int) -> Any:
+    """Type of a code in scratch."""
+    return np.uint16 if bits == 16 else np.uint8
+
+
+def word_type(bits: int) -> Any:
+    """Type that the packers of `bits` bits view the scratch as."""
+    return {1: np.uint64, 2: np.uint32, 4: np.uint16, 8: np.uint8, 16: np.uint8}.get(
+        bits, np.uint64
+    )
+
+
 def _joins(bits: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
     """(shift, low, high) of three joins that squeeze 8 bytes of `bits` bits into 8 * bits bits.
 
@@ -38,22 +50,21 @@ def _joins(bits: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
 
 
 def _divisor_packer(bits: int) -> Any:
-    """Widths that divide a byte: a word of 8 / bits codes becomes one byte."""
-    word_type: Any = {4: np.uint16, 2: np.uint32, 1: np.uint64}[bits]
-    s1, s2, s3 = (word_type(k * (8 - bits)) for k in (1, 2, 4))
+    """1, 2, 4 bits: a word of 8 / bits codes becomes one byte."""
+    word: Any = word_type(bits)
+    s1, s2, s3 = (word(k * (8 - bits)) for k in (1, 2, 4))
     per_byte = 8 // bits
 
     @kernel
-    def pack_block(scratch_W, n, out_B):  # type: ignore[no-untyped-def]
-        words = scratch_W.view(word_type)
-        for j in range((n + per_byte - 1) // per_byte):
-            w = words[j]
-            w = word_type(w | word_type(w >> s1))
+    def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
+        for j in range(np.uint64((n + per_byte - 1) // per_byte)):
+            w = words_W[j]
+            w = word(w | word(w >> s1))
             if bits <= 2:
-                w = word_type(w | word_type(w >> s2))
+                w = word(w | word(w >> s2))
             if bits == 1:
-                w = word_type(w | word_type(w >> s3))
-            out_B[j] = np.uint8(w)
+                w = word(w | word(w >> s3))
+            out_B[at + j] = np.uint8(w)
 
     return pack_block
 
@@ -63,15 +74,22 @@ def _odd_packer(bits: int) -> Any:
     (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(bits)
 
     @kernel
-    def pack_block(scratch_W, n, out_B):  # type: ignore[no-untyped-def]
-        for j in range((n + 7) // 8):
-            w = scratch_W[j]
-            w = np.uint64(np.uint64(w & low1) | np.uint64(np.uint64(w & high1) >> s1))
-            w = np.uint64(np.uint64(w & low2) | np.uint64(np.uint64(w & high2) >> s2))
-            w = np.uint64(np.uint64(w & low3) | np.uint64(np.uint64(w & high3) >> s3))
-            at = j * bits
-            for k in range(min(bits, out_B.shape[0] - at)):
-                out_B[at + k] = np.uint8(w >> np.uint64(8 * k))
+    def squeeze(w):  # type: ignore[no-untyped-def]
+        w = np.uint64((w & low1) | ((w & high1) >> s1))
+        w = np.uint64((w & low2) | ((w & high2) >> s2))
+        return np.uint64((w & low3) | ((w & high3) >> s3))
+
+    @kernel
+    def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
+        full = n // 8
+        for j in range(np.uint64(full)):
+            w = squeeze(words_W[j])
+            for k in range(bits):
+                out_B[at + j * np.uint64(bits) + np.uint64(k)] = np.uint8(w >> np.uint64(8 * k))
+        if n % 8:
+            w = squeeze(words_W[full])
+            for k in range(((n % 8) * bits + 7) // 8):
+                out_B[at + np.uint64(full * bits + k)] = np.uint8(w >> np.uint64(8 * k))
 
     return pack_block
 
@@ -80,20 +98,19 @@ def _byte_packer(bits: int) -> Any:
     """8 and 16 bits: the scratch holds the payload already."""
 
     @kernel
-    def pack_block(scratch_W, n, out_B):  # type: ignore[no-untyped-def]
-        bytes_ = scratch_W.view(np.uint8)
-        for j in range(n * bits // 8):
-            out_B[j] = bytes_[j]
+    def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
+        for j in range(np.uint64(n * bits // 8)):
+            out_B[at + j] = words_W[j]
 
     return pack_block
 
 
 @cache
 def block_packer(bits: int) -> Any:
-    """Kernel (scratch_W, n, out_B): pack the first n <= BLOCK codes of the scratch.
+    """Kernel (words_W, n, out_B, at): pack the first n <= BLOCK codes of the scratch.
 
-    scratch_W : uint64, holds the codes as uint8 (16 bits: uint16), 0 from n to a multiple of 8
-    out_B     : uint8, exactly packed_nbytes(n, bits) long, overwritten
+    words_W : scratch seen as word_type(bits); codes from n to the next multiple of 8 are 0
+    out_B   : uint8; packed_nbytes(n, bits) bytes from `at` (uint64) are overwritten
     """
     if bits in (8, 16):
         return _byte_packer(bits)
@@ -101,24 +118,24 @@ def block_packer(bits: int) -> Any:
 
 
 def _divisor_unpacker(bits: int) -> Any:
-    word_type: Any = {4: np.uint16, 2: np.uint32, 1: np.uint64}[bits]
-    s1, s2, s3 = (word_type(k * (8 - bits)) for k in (1, 2, 4))
-    size = np.dtype(word_type).itemsize * 8
-    m1 = word_type(sum(((1 << bits) - 1) << at for at in range(0, size, 8)))
-    m2 = word_type(sum(((1 << 2 * bits) - 1) << at for at in range(0, size, 16)))
-    m3 = word_type(sum(((1 << 4 * bits) - 1) << at for at in range(0, size, 32)))
+    word: Any = word_type(bits)
+    s1, s2, s3 = (word(k * (8 - bits)) for k in (1, 2, 4))
+    size = np.dtype(word).itemsize * 8
+    m1, m2, m3 = (
+        word(sum(((1 << bits * span // 8) - 1) << at for at in range(0, size, span)))
+        for span in (8, 16, 32)
+    )
     per_byte = 8 // bits
 
     @kernel
-    def unpack_block(in_B, n, scratch_W):  # type: ignore[no-untyped-def]
-        words = scratch_W.view(word_type)
-        for j in range((n + per_byte - 1) // per_byte):
-            w = word_type(in_B[j])
+    def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
+        for j in range(np.uint64((n + per_byte - 1) // per_byte)):
+            w = word(in_B[at + j])
             if bits == 1:
-                w = word_type(word_type(w | word_type(w << s3)) & m3)
+                w = word(word(w | word(w << s3)) & m3)
             if bits <= 2:
-                w = word_type(word_type(w | word_type(w << s2)) & m2)
-            words[j] = word_type(word_type(w | word_type(w << s1)) & m1)
+                w = word(word(w | word(w << s2)) & m2)
+            words_W[j] = word(word(w | word(w << s1)) & m1)
 
     return unpack_block
 
@@ -127,32 +144,42 @@ def _odd_unpacker(bits: int) -> Any:
     (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(bits)
 
     @kernel
-    def unpack_block(in_B, n, scratch_W):  # type: ignore[no-untyped-def]
-        for j in range((n + 7) // 8):
-            at = j * bits
+    def spread(w):  # type: ignore[no-untyped-def]
+        w = np.uint64((w & low3) | ((w << s3) & high3))
+        w = np.uint64((w & low2) | ((w << s2) & high2))
+        return np.uint64((w & low1) | ((w << s1) & high1))
+
+    @kernel
+    def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
+        full = n // 8
+        for j in range(np.uint64(full)):
             w = np.uint64(0)
-            for k in range(min(bits, in_B.shape[0] - at)):
-                w = np.uint64(w | np.uint64(np.uint64(in_B[at + k]) << np.uint64(8 * k)))
-            w = np.uint64(np.uint64(w & low3) | np.uint64(np.uint64(w << s3) & high3))
-            w = np.uint64(np.uint64(w & low2) | np.uint64(np.uint64(w << s2) & high2))
-            scratch_W[j] = np.uint64(np.uint64(w & low1) | np.uint64(np.uint64(w << s1) & high1))
+            for k in range(bits):
+                byte = in_B[at + j * np.uint64(bits) + np.uint64(k)]
+                w = np.uint64(w | np.uint64(np.uint64(byte) << np.uint64(8 * k)))
+            words_W[j] = spread(w)
+        if n % 8:
+            w = np.uint64(0)
+            for k in range(((n % 8) * bits + 7) // 8):
+                byte = in_B[at + np.uint64(full * bits + k)]
+                w = np.uint64(w | np.uint64(np.uint64(byte) << np.uint64(8 * k)))
+            words_W[full] = spread(w)
 
     return unpack_block
 
 
 def _byte_unpacker(bits: int) -> Any:
     @kernel
-    def unpack_block(in_B, n, scratch_W):  # type: ignore[no-untyped-def]
-        bytes_ = scratch_W.view(np.uint8)
-        for j in range(n * bits // 8):
-            bytes_[j] = in_B[j]
+    def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
+        for j in range(np.uint64(n * bits // 8)):
+            words_W[j] = in_B[at + j]
 
     return unpack_block
 
 
 @cache
 def block_unpacker(bits: int) -> Any:
-    """Kernel (in_B, n, scratch_W): inverse of `block_packer(bits)`, in_B as long as its out_B."""
+    """Kernel (in_B, at, n, words_W): inverse of `block_packer(bits)`."""
     if bits in (8, 16):
         return _byte_unpacker(bits)
     return _divisor_unpacker(bits) if 8 % bits == 0 else _odd_unpacker(bits)
@@ -162,20 +189,21 @@ def block_unpacker(bits: int) -> Any:
 def packer(bits: int) -> Any:
     """Kernel (codes_N, out_B) behind `pack_bits`, compiled at its first call."""
     pack_block = block_packer(bits)
-    code_type: Any = np.uint16 if bits == 16 else np.uint8
+    code: Any = code_type(bits)
+    word: Any = word_type(bits)
 
     @kernel
     def pack(codes_N, out_B):  # type: ignore[no-untyped-def]
         scratch_W = np.zeros(BLOCK // 4, np.uint64)
-        held = scratch_W.view(code_type)
-        for at in range(0, codes_N.shape[0], BLOCK):
-            m = min(BLOCK, codes_N.shape[0] - at)
-            codes = codes_N[at : at + m]
-            for i in range(m):
-                held[i] = code_type(codes[i])
-            for i in range(m, min(m + 7, BLOCK)):
-                held[i] = code_type(0)
-            pack_block(scratch_W, m, out_B[at * bits // 8 : ((at + m) * bits + 7) // 8])
+        held, words_W = scratch_W.view(code), scratch_W.view(word)
+        N = codes_N.shape[0]
+        for start in range(0, N, BLOCK):
+            n, at = min(BLOCK, N - start), np.uint64(start)
+            for i in range(np.uint64(n)):
+                held[i] = code(codes_N[at + i])
+            for i in range(n, min(n + 7, BLOCK)):
+                held[i] = code(0)
+            pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
 
     return pack
 
@@ -184,18 +212,19 @@ def packer(bits: int) -> Any:
 def unpacker(bits: int) -> Any:
     """Kernel (in_B, out_N) behind `unpack_bits`, compiled at its first call."""
     unpack_block = block_unpacker(bits)
-    code_type: Any = np.uint16 if bits == 16 else np.uint8
+    code: Any = code_type(bits)
+    word: Any = word_type(bits)
 
     @kernel
     def unpack(in_B, out_N):  # type: ignore[no-untyped-def]
         scratch_W = np.empty(BLOCK // 4, np.uint64)
-        held = scratch_W.view(code_type)
-        for at in range(0, out_N.shape[0], BLOCK):
-            m = min(BLOCK, out_N.shape[0] - at)
-            unpack_block(in_B[at * bits // 8 : ((at + m) * bits + 7) // 8], m, scratch_W)
-            out = out_N[at : at + m]
-            for i in range(m):
-                out[i] = np.uint16(held[i])
+        held, words_W = scratch_W.view(code), scratch_W.view(word)
+        N = out_N.shape[0]
+        for start in range(0, N, BLOCK):
+            n, at = min(BLOCK, N - start), np.uint64(start)
+            unpack_block(in_B, np.uint64(start * bits // 8), n, words_W)
+            for i in range(np.uint64(n)):
+                out_N[at + i] = np.uint16(held[i])
 
     return unpack
 

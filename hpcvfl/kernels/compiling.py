@@ -2,6 +2,12 @@
 
 Serial, without the GIL, without fastmath (the same bits on every CPU) and without a cache on disk
 (processes of one run would share it). Nothing is compiled before its first call.
+
+Three habits keep the loops vectorised (each was worth a factor of 2 or more, bench/LOG.md):
+every operation on 32-bit integers is cast back to 32 bits, because numba widens to 64; an inner
+loop indexes a whole array with `at + i`, both unsigned, because a slice costs two atomic reference
+counts and a signed index a test for negative ones; a clip is min(max()), because
+`a if a > b else b` becomes masks.
 """
 
 from __future__ import annotations
@@ -12,10 +18,7 @@ import numpy as np
 kernel = numba.njit(nogil=True)
 
 BLOCK = 1024
-"""Values that a kernel handles at a time: its scratch (8 KiB) stays in the first-level cache."""
-
-HALF = BLOCK // 2
-"""One 32-bit hash dithers two values of a block that are HALF apart (see dither.py)."""
+"""Values that a kernel handles at a time; scratch for them stays in the first-level cache."""
 
 FINITE, IS_NAN, IS_INF = 0, 1, 2
 """Status of a scan: all finite, a NaN is there, an infinity (and no NaN) is there."""

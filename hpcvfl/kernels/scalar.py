@@ -1,14 +1,17 @@
 """Uniform scalar quantiser: normalise, dither, round, clip and pack in one pass, and back.
 
-    encode   t = (x - lo) * inv_step + (u + 0.5);  code = floor(clip(t, 0, 2**bits - 1))
-    decode   y = lo + (code - u) * step                           all in float32, in this order
+    encode   q    = (x - lo) * inv_step
+             code = clip(rint(q), 0, 2**bits - 1)                                   without dither
+             code = clip(floor(rint((q + 1/2) * 2**14) / 2**14 + u), 0, 2**bits - 1)     with
+    decode   y    = lo + (code - u) * step
 
-u is the dither of dither.py, 0 without. A block of values is handled at a time: dither into
-scratch, codes into scratch (both in the first-level cache), packed bytes out. Ranges
-may come from a scan (scan.py) or be fixed; encoders report NaN and Inf in any case and write a
-valid payload even then.
+in float32, one rounding per operation, in this order; u as in dither.py, 0 without. Adding
+MAGIC = 1.5 * 2**m to q leaves q, rounded to some binary places, in the low bits of the sum, and bit
+patterns of floats are ordered, so that the rest is integer work: add k, clip, shift. The patterns
+also show whether a NaN or an infinity may be there; only then the input is looked at again, for the
+exact status. 16-bit codes leave a float32 no places for a fraction: code = clip(rint(q + u)) there.
 
-Legend: N values, B bytes, R rows, C columns.
+Legend: N values, B bytes, R rows, C columns, W words of scratch.
 """
 
 from __future__ import annotations
@@ -18,73 +21,99 @@ from typing import Any
 
 import numpy as np
 
-from hpcvfl.kernels.bits import block_packer, block_unpacker
-from hpcvfl.kernels.compiling import BLOCK, kernel, status_of
-from hpcvfl.kernels.dither import fill_block, split_key
+from hpcvfl.kernels.bits import block_packer, block_unpacker, code_type, word_type
+from hpcvfl.kernels.compiling import BLOCK, FINITE, kernel
+from hpcvfl.kernels.dither import DITHER_BITS, fill_block, split_key
+from hpcvfl.kernels.scan import status_columns, status_line
 
-_ABS = np.uint32(0x7FFFFFFF)
-_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
-_ONE_AND_HALF = np.float32(1.5)
-
-
-@cache
-def _quantiser(bits: int, dither: bool, columns: bool) -> Any:
-    """Kernel: n values to codes in scratch; returns the largest bit pattern of |x|."""
-    code_type: Any = np.uint16 if bits == 16 else np.uint8
-    top = np.float32(2**bits - 1)
-
-    @kernel
-    def quantise(x, lo, inv_step, noise, codes):  # type: ignore[no-untyped-def]
-        bits_x = x.view(np.uint32)
-        worst = np.uint32(0)
-        for i in range(x.shape[0]):
-            worst = max(worst, np.uint32(bits_x[i] & _ABS))
-            q = (x[i] - lo[i]) * inv_step[i] if columns else (x[i] - lo) * inv_step
-            t = q + (noise[i] - _ONE) if dither else q + _HALF
-            t = t if t > _ZERO else _ZERO  # also sends NaN to 0
-            t = t if t < top else top
-            codes[i] = code_type(np.int32(t))
-        return worst
-
-    return quantise
+_SUSPECT = np.uint32(0x7F800000)  # from here on: +Inf, NaN, or negative as an unsigned pattern
+_SHIFT = np.int32(DITHER_BITS)
+_UNIT = np.float32(1 / (1 << DITHER_BITS))
 
 
 @cache
-def _dequantiser(bits: int, dither: bool, columns: bool) -> Any:
-    """Kernel: n codes in scratch to values."""
+def _rounder(bits: int, dither: bool) -> tuple[Any, Any]:
+    """Two kernels: (q, k) -> bit pattern (int32) that holds q rounded; (pattern, k) -> code.
+
+    k : int32, dither of the element times 2**14; not used without dither
+    """
+    code: Any = code_type(bits)
+    fine = dither and bits <= 8  # the pattern keeps 14 binary places, for the dither
+    places = DITHER_BITS if fine else 0
+    magic = np.float32(1.5 * 2.0 ** (23 - places))
+    added = np.float32(magic + np.float32(0.5)) if fine else magic
+    base = magic.view(np.int32)  # pattern of code 0; its bits under the code are 0
+    top = np.int32(int(base) + (1 << (bits + places)) - 1)
 
     @kernel
-    def dequantise(codes, lo, step, noise, out):  # type: ignore[no-untyped-def]
-        for i in range(out.shape[0]):
-            c = np.float32(codes[i])
-            if dither:
-                c = c - (noise[i] - _ONE_AND_HALF)
-            out[i] = lo[i] + c * step[i] if columns else lo + c * step
+    def pattern(q, k):  # type: ignore[no-untyped-def]
+        if dither and not fine:
+            q = q + np.float32(k) * _UNIT
+        return np.float32(q + added).view(np.int32)
 
-    return dequantise
+    @kernel
+    def finish(p, k):  # type: ignore[no-untyped-def]
+        if fine:
+            p = np.int32(p + k)
+        p = min(top, max(base, p))
+        if fine:
+            p = np.int32(p >> _SHIFT)
+        return code(p)
+
+    return pattern, finish
+
+
+@cache
+def _scaler(dither: bool) -> Any:
+    """Kernel (code, k) -> float32 to be multiplied by step, or by step / 2**14 with dither."""
+
+    @kernel
+    def scaled(code, k):  # type: ignore[no-untyped-def]
+        if dither:
+            return np.float32(np.int32(np.int32(np.int32(code) << _SHIFT) - k))
+        return np.float32(code)
+
+    return scaled
 
 
 @cache
 def encoder(bits: int, dither: bool) -> Any:
     """Kernel (x_N, lo, inv_step, k0, k1, out_B) -> status, compiled at its first call."""
-    quantise, pack_block = _quantiser(bits, dither, False), block_packer(bits)
-    code_type: Any = np.uint16 if bits == 16 else np.uint8
+    pattern, finish = _rounder(bits, dither)
+    pack_block = block_packer(bits)
+    code: Any = code_type(bits)
+    word: Any = word_type(bits)
+
+    @kernel
+    def quantise(x_N, at, n, lo, inv_step, k_W, codes_N, to):  # type: ignore[no-untyped-def]
+        worst = np.uint32(0)
+        for i in range(np.uint64(n)):
+            k = k_W[i]
+            p = pattern((x_N[at + i] - lo) * inv_step, k)
+            worst = max(worst, np.uint32(p))
+            codes_N[to + i] = finish(p, k)
+        return worst
 
     @kernel
     def encode(x_N, lo, inv_step, k0, k1, out_B):  # type: ignore[no-untyped-def]
         scratch_W = np.zeros(BLOCK // 4, np.uint64)
-        noise_W = np.empty(BLOCK, np.uint32)
-        codes, noise = scratch_W.view(code_type), noise_W.view(np.float32)
+        held, words_W = scratch_W.view(code), scratch_W.view(word)
+        k_W = np.empty(BLOCK, np.int32)
         worst = np.uint32(0)
-        for at in range(0, x_N.shape[0], BLOCK):
-            m = min(BLOCK, x_N.shape[0] - at)
+        N = x_N.shape[0]
+        for start in range(0, N, BLOCK):
+            n, at = min(BLOCK, N - start), np.uint64(start)
             if dither:
-                fill_block(k0, k1, at // BLOCK, noise_W)
-            worst = max(worst, quantise(x_N[at : at + m], lo, inv_step, noise, codes))
-            for i in range(m, min(m + 7, BLOCK)):
-                codes[i] = code_type(0)
-            pack_block(scratch_W, m, out_B[at * bits // 8 : ((at + m) * bits + 7) // 8])
-        return status_of(worst)
+                fill_block(k0, k1, start // BLOCK, k_W)
+            if bits == 8:  # codes are bytes already
+                found = quantise(x_N, at, n, lo, inv_step, k_W, out_B, at)
+            else:
+                found = quantise(x_N, at, n, lo, inv_step, k_W, held, np.uint64(0))
+                for i in range(n, min(n + 7, BLOCK)):
+                    held[i] = code(0)
+                pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
+            worst = max(worst, found)
+        return status_line(x_N) if worst >= _SUSPECT else FINITE
 
     return encode
 
@@ -92,35 +121,57 @@ def encoder(bits: int, dither: bool) -> Any:
 @cache
 def column_encoder(bits: int, dither: bool) -> Any:
     """Kernel (x_RC, lo_C, inv_step_C, k0, k1, out_B) -> status, compiled at its first call."""
-    quantise, pack_block = _quantiser(bits, dither, True), block_packer(bits)
-    code_type: Any = np.uint16 if bits == 16 else np.uint8
+    pattern, finish = _rounder(bits, dither)
+    pack_block = block_packer(bits)
+    code: Any = code_type(bits)
+    word: Any = word_type(bits)
+
+    @kernel
+    def quantise(x_RC, r, c, n, lo_C, inv_C, k_W, codes_W, to):  # type: ignore[no-untyped-def]
+        worst = np.uint32(0)
+        for i in range(np.uint64(n)):
+            k = k_W[to + i]
+            p = pattern((x_RC[r, c + i] - lo_C[c + i]) * inv_C[c + i], k)
+            worst = max(worst, np.uint32(p))
+            codes_W[to + i] = finish(p, k)
+        return worst
 
     @kernel
     def encode(x_RC, lo_C, inv_step_C, k0, k1, out_B):  # type: ignore[no-untyped-def]
         C = x_RC.shape[1]
         N = x_RC.shape[0] * C
         scratch_W = np.zeros(BLOCK // 4, np.uint64)
-        noise_W = np.empty(BLOCK, np.uint32)
-        codes, noise = scratch_W.view(code_type), noise_W.view(np.float32)
+        held, words_W = scratch_W.view(code), scratch_W.view(word)
+        k_W = np.empty(BLOCK, np.int32)
         worst = np.uint32(0)
         r, c = 0, 0
-        for at in range(0, N, BLOCK):
-            m = min(BLOCK, N - at)
+        for start in range(0, N, BLOCK):
+            n = min(BLOCK, N - start)
             if dither:
-                fill_block(k0, k1, at // BLOCK, noise_W)
+                fill_block(k0, k1, start // BLOCK, k_W)
             done = 0
-            while done < m:
-                end = min(C, c + m - done)
-                n = end - c
-                x, u = x_RC[r, c:end], noise[done : done + n]
-                found = quantise(x, lo_C[c:end], inv_step_C[c:end], u, codes[done : done + n])
+            while done < n:  # the rest of a row, as much of it as the block takes
+                m = min(C - c, n - done)
+                found = quantise(
+                    x_RC,
+                    np.uint64(r),
+                    np.uint64(c),
+                    m,
+                    lo_C,
+                    inv_step_C,
+                    k_W,
+                    held,
+                    np.uint64(done),
+                )
                 worst = max(worst, found)
-                done += n
-                r, c = (r + 1, 0) if end == C else (r, end)
-            for i in range(m, min(m + 7, BLOCK)):
-                codes[i] = code_type(0)
-            pack_block(scratch_W, m, out_B[at * bits // 8 : ((at + m) * bits + 7) // 8])
-        return status_of(worst)
+                done += m
+                c += m
+                if c == C:
+                    r, c = r + 1, 0
+            for i in range(n, min(n + 7, BLOCK)):
+                held[i] = code(0)
+            pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
+        return status_columns(x_RC) if worst >= _SUSPECT else FINITE
 
     return encode
 
@@ -128,20 +179,32 @@ def column_encoder(bits: int, dither: bool) -> Any:
 @cache
 def decoder(bits: int, dither: bool) -> Any:
     """Kernel (in_B, lo, step, k0, k1, out_N), compiled at its first call."""
-    dequantise, unpack_block = _dequantiser(bits, dither, False), block_unpacker(bits)
-    code_type: Any = np.uint16 if bits == 16 else np.uint8
+    scaled = _scaler(dither)
+    unpack_block = block_unpacker(bits)
+    code: Any = code_type(bits)
+    word: Any = word_type(bits)
+
+    @kernel
+    def dequantise(codes_W, start, n, lo, factor, k_W, out_N, at):  # type: ignore[no-untyped-def]
+        for i in range(np.uint64(n)):
+            out_N[at + i] = lo + scaled(codes_W[start + i], k_W[i]) * factor
 
     @kernel
     def decode(in_B, lo, step, k0, k1, out_N):  # type: ignore[no-untyped-def]
         scratch_W = np.empty(BLOCK // 4, np.uint64)
-        noise_W = np.empty(BLOCK, np.uint32)
-        codes, noise = scratch_W.view(code_type), noise_W.view(np.float32)
-        for at in range(0, out_N.shape[0], BLOCK):
-            m = min(BLOCK, out_N.shape[0] - at)
+        held, words_W = scratch_W.view(code), scratch_W.view(word)
+        k_W = np.empty(BLOCK, np.int32)
+        factor = step * _UNIT if dither else step
+        N = out_N.shape[0]
+        for start in range(0, N, BLOCK):
+            n, at = min(BLOCK, N - start), np.uint64(start)
             if dither:
-                fill_block(k0, k1, at // BLOCK, noise_W)
-            unpack_block(in_B[at * bits // 8 : ((at + m) * bits + 7) // 8], m, scratch_W)
-            dequantise(codes, lo, step, noise, out_N[at : at + m])
+                fill_block(k0, k1, start // BLOCK, k_W)
+            if bits == 8:
+                dequantise(in_B, at, n, lo, factor, k_W, out_N, at)
+            else:
+                unpack_block(in_B, np.uint64(start * bits // 8), n, words_W)
+                dequantise(held, np.uint64(0), n, lo, factor, k_W, out_N, at)
 
     return decode
 
@@ -149,30 +212,40 @@ def decoder(bits: int, dither: bool) -> Any:
 @cache
 def column_decoder(bits: int, dither: bool) -> Any:
     """Kernel (in_B, lo_C, step_C, k0, k1, out_RC), compiled at its first call."""
-    dequantise, unpack_block = _dequantiser(bits, dither, True), block_unpacker(bits)
-    code_type: Any = np.uint16 if bits == 16 else np.uint8
+    scaled = _scaler(dither)
+    unpack_block = block_unpacker(bits)
+    code: Any = code_type(bits)
+    word: Any = word_type(bits)
+    unit = _UNIT if dither else np.float32(1)
+
+    @kernel
+    def dequantise(held, done, n, lo_C, step_C, k_W, out_RC, r, c):  # type: ignore[no-untyped-def]
+        for i in range(np.uint64(n)):
+            factor = step_C[c + i] * unit
+            out_RC[r, c + i] = lo_C[c + i] + scaled(held[done + i], k_W[done + i]) * factor
 
     @kernel
     def decode(in_B, lo_C, step_C, k0, k1, out_RC):  # type: ignore[no-untyped-def]
         C = out_RC.shape[1]
         N = out_RC.shape[0] * C
         scratch_W = np.empty(BLOCK // 4, np.uint64)
-        noise_W = np.empty(BLOCK, np.uint32)
-        codes, noise = scratch_W.view(code_type), noise_W.view(np.float32)
+        held, words_W = scratch_W.view(code), scratch_W.view(word)
+        k_W = np.empty(BLOCK, np.int32)
         r, c = 0, 0
-        for at in range(0, N, BLOCK):
-            m = min(BLOCK, N - at)
+        for start in range(0, N, BLOCK):
+            n = min(BLOCK, N - start)
             if dither:
-                fill_block(k0, k1, at // BLOCK, noise_W)
-            unpack_block(in_B[at * bits // 8 : ((at + m) * bits + 7) // 8], m, scratch_W)
+                fill_block(k0, k1, start // BLOCK, k_W)
+            unpack_block(in_B, np.uint64(start * bits // 8), n, words_W)
             done = 0
-            while done < m:
-                end = min(C, c + m - done)
-                n = end - c
-                held, u = codes[done : done + n], noise[done : done + n]
-                dequantise(held, lo_C[c:end], step_C[c:end], u, out_RC[r, c:end])
-                done += n
-                r, c = (r + 1, 0) if end == C else (r, end)
+            while done < n:
+                m = min(C - c, n - done)
+                at = np.uint64(done)
+                dequantise(held, at, m, lo_C, step_C, k_W, out_RC, np.uint64(r), np.uint64(c))
+                done += m
+                c += m
+                if c == C:
+                    r, c = r + 1, 0
 
     return decode
 

@@ -32,6 +32,27 @@ def _range_from_bits(top, umin, umax, out_2):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def status_line(x_N):  # type: ignore[no-untyped-def]
+    """Status of a message alone; x_N as in `minmax`."""
+    bits_N = x_N.view(np.uint32)
+    worst = np.uint32(0)
+    for i in range(np.uint64(bits_N.shape[0])):
+        worst = max(worst, np.uint32(bits_N[i] & _ABS))
+    return status_of(worst)
+
+
+@kernel
+def status_columns(x_RC):  # type: ignore[no-untyped-def]
+    """Status of a matrix alone; x_RC as in `minmax_columns`."""
+    bits_RC = x_RC.view(np.uint32)
+    worst = np.uint32(0)
+    for r in range(np.uint64(bits_RC.shape[0])):
+        for c in range(np.uint64(bits_RC.shape[1])):
+            worst = max(worst, np.uint32(bits_RC[r, c] & _ABS))
+    return status_of(worst)
+
+
+@kernel
 def minmax(x_N, out_2):  # type: ignore[no-untyped-def]
     """Smallest and largest value; status 0 if all are finite, 1 for a NaN, 2 for an infinity.
 
