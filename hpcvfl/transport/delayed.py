@@ -29,22 +29,26 @@ class Delayed(Wrapper):
 
     def gather(self, slots: Slots, root: int = 0) -> None:
         """Gather, after half a round trip and the frames that this rank sends or receives."""
+        self.check(slots, root)
         self._sleep(0.5, self._hub_nbytes(slots, root))
         self.inner.gather(slots, root)
 
     def broadcast(self, slots: Slots, root: int = 0) -> None:
         """Broadcast, after half a round trip and the buffer, at root once per peer."""
+        self.check(slots, root)
         copies = self.size - 1 if self.rank == root else 1
         self._sleep(0.5, copies * slots.buffer_B.nbytes)
         self.inner.broadcast(slots, root)
 
     def scatter(self, slots: Slots, root: int = 0) -> None:
         """Scatter, after half a round trip and the frames that this rank sends or receives."""
+        self.check(slots, root)
         self._sleep(0.5, self._hub_nbytes(slots, root))
         self.inner.scatter(slots, root)
 
     def allgather(self, slots: Slots) -> None:
         """Allgather, after a whole round trip and the larger of what is sent and received."""
+        self.check(slots)
         own = slots.sizes_R[self.rank]
         sent, received = own * (self.size - 1), slots.buffer_B.nbytes - own
         self._sleep(1.0, max(sent, received))

@@ -43,6 +43,7 @@ class MpiTransport(Transport):
         self.timeout_s, self.round_index, self.waited_s = timeout_s, -1, 0.0
         self._roll_comm, self._roll = roll_comm, RollCall(roll_comm)
         self._calls = 0  # collectives posted so far
+        self._pending: list[Any] = []  # what MPI may still write to after a timeout
 
     def gather(self, slots: Slots, root: int = 0) -> None:
         """See Transport; MPI_Igatherv, in place at root."""
@@ -64,7 +65,7 @@ class MpiTransport(Transport):
         """See Transport; MPI_Ibarrier."""
         self._calls += 1
         try:
-            self._wait(self._comm.Ibarrier().Test, "barrier", self._others())
+            self._wait(self._comm.Ibarrier().Test, "barrier")
         except MPI.Exception as error:
             raise self._broken("barrier", error) from error
 
@@ -177,10 +178,10 @@ class MpiTransport(Transport):
         self,
         test: Callable[[], bool],
         what: str,
-        awaited: list[int] | None,
+        awaited: list[int] | None = None,
         slots: Slots | None = None,
     ) -> None:
-        """Wait for `test`; after timeout_s, find out which awaited ranks (None: all) miss."""
+        """Wait for `test`; after timeout_s, find out who of `awaited` (None: of all) is missing."""
 
         def tick(seconds: float) -> None:
             text = f"{what} of {slots.kinds_text}" if slots is not None else what
@@ -189,13 +190,18 @@ class MpiTransport(Transport):
                 self._roll.answer(mine)
                 return
             said = self._roll.call(mine)
-            names = verdict(mine, said, self._others() if awaited is None else awaited)
+            peers = self._others() if awaited is None else awaited
+            names = verdict(mine, said, peers, collective=awaited is None)
             raise TransportTimeout(
                 f"rank {self.rank}, round {self.round_index}: {text}: {names};"
                 f" waited {seconds:.1f} s (timeout_s = {self.timeout_s:g})"
             )
 
-        self.waited_s += wait_until(test, tick=tick)
+        try:
+            self.waited_s += wait_until(test, tick=tick)
+        except TransportTimeout:
+            self._pending.append((test, slots))
+            raise
 
     def _others(self) -> list[int]:
         return [k for k in range(self.size) if k != self.rank]

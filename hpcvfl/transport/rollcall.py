@@ -97,17 +97,23 @@ class RollCall:
         return Whereabouts.of(note_B)
 
 
-def verdict(mine: Whereabouts, said: dict[int, Whereabouts], awaited: list[int]) -> str:
-    """In words: which of the awaited ranks did not post, and where the others are."""
+def verdict(
+    mine: Whereabouts, said: dict[int, Whereabouts], awaited: list[int], collective: bool
+) -> str:
+    """In words: which of the awaited ranks did not post, and where the others are.
+
+    A rank that waits in this collective or in a later one has posted. A send or receive that still
+    waits has an other end that did not.
+    """
     parts = []
     for peer in awaited:
         if peer not in said:
             parts.append(
                 f"rank {peer} did not post (no answer to the roll call: stopped, gone or computing)"
             )
-        elif said[peer].calls < mine.calls:
+        elif not collective or said[peer].calls < mine.calls:
             parts.append(f"rank {peer} did not post (it waits in {said[peer].text})")
     if parts:
         return "; ".join(parts)
     where = ", ".join(f"rank {peer} in {said[peer].text}" for peer in awaited)
-    return f"nobody is missing, bytes were lost or verbs differ ({where})"
+    return f"all have posted: bytes were lost, or the verbs differ ({where})"
