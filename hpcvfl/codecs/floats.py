@@ -56,7 +56,8 @@ class _HalfCodec(Codec):
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """Round; a finite value that would become Inf is refused."""
         require_finite(x)
-        half = torch.from_numpy(x.reshape(-1)).to(self.torch_dtype)
+        # A copy, since torch warns about read-only memory.
+        half = torch.from_numpy(x.reshape(-1).copy()).to(self.torch_dtype)
         if not bool(torch.isfinite(half).all()):
             raise NonFiniteError(f"a value is beyond the range of {self.name}")
         out_B[:] = half.view(torch.int16).numpy().view(np.uint8)

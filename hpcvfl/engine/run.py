@@ -137,8 +137,10 @@ def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
     training_s = run.clock.training_s()
     run.meter.phase = "eval"
     result = evaluate(run.block, run.transport, run.rounds)
-    told = exchange(run.transport, {"result": result, "bytes": [wire_bytes, raw_bytes]})
+    report = {"result": result, "bytes": [wire_bytes, raw_bytes], "own": [train_loss, training_s]}
+    told = exchange(run.transport, report)
     loss, accuracy = told[0]["result"]
+    train_loss, training_s = told[0]["own"]  # the server's, so that every rank has the same line
     line = {
         "round": run.rounds,
         "epoch": run.rounds / run.batches.rounds_per_epoch,

@@ -1,0 +1,247 @@
+"""Does fewer bits cost accuracy? fashion-mnist, one schedule for all codecs, measured bytes.
+
+    python bench/fashion_mnist.py                 run the missing cells, then the table and the
+    verdicts python bench/fashion_mnist.py --table         table and verdicts of the cells that are
+    there python bench/fashion_mnist.py --only B1000    only cells whose name holds this text
+    python bench/fashion_mnist.py --smoke         one tiny cell on digits, seconds
+
+A cell is one training run; its result is one JSON file under bench/results/fashion-mnist/, written
+at its end and never run again. Ranks take turns in one process, which gives the same bits and
+bytes as MPI does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcvfl.benchmarks.common import Report, machine
+from hpcvfl.cli import load_config
+from hpcvfl.codecs import table as codec_table
+from hpcvfl.codecs.frame import HEADER_NBYTES
+from hpcvfl.config import Config, build, merge, nest
+from hpcvfl.engine.run import train
+from hpcvfl.transport.threads import ThreadsWorld
+
+CELLS = Path(__file__).parent / "results" / "fashion-mnist"
+SEEDS = (0, 1, 2, 3, 4)
+
+CODECS = {
+    "float32": ("none", "none"),
+    "4bit": ("scalar:bits=4", "scalar:bits=8"),
+    "3bit": ("scalar:bits=3,range=gauss,scope=column", "scalar:bits=8"),
+    "2bit": ("scalar:bits=2,range=gauss,scope=column", "scalar:bits=8"),
+    "1bit": ("scalar:bits=1,range=gauss,scope=column", "scalar:bits=8"),
+}
+"""Name -> codec of the embeddings, codec of the head."""
+
+SCHEDULES = {
+    (100, 1): (0.1, 10),
+    (1000, 1): (0.4, 20),
+    (100, 5): (0.05, 4),
+    (1000, 5): (0.1, 8),
+}
+"""(batch size, Q) -> (rate at round 0, decayed by a cosine to 0, epochs): tuned for float32,
+bench/LOG.md.
+"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of the grid."""
+
+    codec: str
+    batch_size: int
+    local_steps: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Also the name of its file."""
+        return f"{self.codec}-B{self.batch_size}-Q{self.local_steps}-s{self.seed}"
+
+    def config(self) -> Config:
+        """The preset with the schedule and the codecs of this cell."""
+        lr, epochs = SCHEDULES[self.batch_size, self.local_steps]
+        embeddings, head = CODECS[self.codec]
+        over = {
+            "seed": self.seed,
+            "codec": embeddings,
+            "head_codec": head,
+            "data.batch_size": self.batch_size,
+            "algorithm.local_steps": self.local_steps,
+            "algorithm.epochs": epochs,
+            "optimizer.lr": lr,
+            "optimizer.schedule": "cosine",
+        }
+        return build(merge(load_config(["fashion-mnist"]).model_dump(), nest(over)))
+
+
+def grid() -> list[Cell]:
+    """Cells in the order in which they are worth having: the aims first."""
+    paired = [
+        Cell(codec, batch, 1, seed)
+        for seed in SEEDS
+        for batch in (1000, 100)
+        for codec in ("float32", "4bit")
+    ]
+    low = [Cell(codec, batch, 1, 0) for batch in (1000, 100) for codec in ("2bit", "1bit", "3bit")]
+    local = [Cell(codec, batch, 5, 0) for batch in (1000, 100) for codec in CODECS]
+    return [*paired[:4], *low, *local, *paired[4:]]
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """Train one cell; everything worth keeping as plain values."""
+    started_s = time.perf_counter()
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        table = merge(cell.config().model_dump(), {"run": {"folder": scratch, "plots": False}})
+        config = build(table)
+        summary = ThreadsWorld(config.num_parties + 1).run(lambda t: train(config, t))[0]
+        metrics = Path(summary["folder"]) / "metrics.jsonl"
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    kept = ("epoch", "round", "train_loss", "test_accuracy", "wire_bytes", "raw_bytes")
+    return {
+        "cell": asdict(cell),
+        "codecs": summary["codec"],
+        "schedule": {
+            "lr": config.optimizer.lr,
+            "epochs": config.algorithm.epochs,
+            "decay": "cosine",
+        },
+        "config_digest": summary["config_digest"],
+        "accuracy": summary["metrics"]["accuracy"],
+        "rounds": summary["rounds"],
+        "wire_bytes": summary["wire_bytes"],
+        "raw_bytes": summary["raw_bytes"],
+        "wire_bytes_by": summary["wire_bytes_by"]["train"],
+        "seconds": time.perf_counter() - started_s,
+        "curve": [{field: line[field] for field in kept} for line in lines],
+        "machine": machine(),
+    }
+
+
+def run_missing(only: str) -> None:
+    """Run the cells that have no file yet; a file is there in whole or not at all."""
+    CELLS.mkdir(parents=True, exist_ok=True)
+    for cell in grid():
+        path = CELLS / f"{cell.name}.json"
+        if path.exists() or only not in cell.name:
+            continue
+        print(f"{time.strftime('%H:%M:%S')} {cell.name}", file=sys.stderr, flush=True)
+        result = run_cell(cell)
+        aside = path.with_suffix(".tmp")
+        aside.write_text(json.dumps(result, indent=1) + "\n")
+        aside.replace(path)
+
+
+def results() -> Iterator[dict[str, Any]]:
+    """The results that are there, in grid order."""
+    for cell in grid():
+        path = CELLS / f"{cell.name}.json"
+        if path.exists():
+            yield json.loads(path.read_text())
+
+
+def bytes_to(result: dict[str, Any], accuracy: float) -> int | None:
+    """Measured bytes at the first evaluation that reaches `accuracy`; None if none does."""
+    reached = [p["wire_bytes"] for p in result["curve"] if p["test_accuracy"] >= accuracy]
+    return reached[0] if reached else None
+
+
+def tabulate(report: Report) -> None:
+    """A row per cell and the verdicts on the aims."""
+    found = {Cell(**r["cell"]): r for r in results()}
+    for cell, r in found.items():
+        to_85 = bytes_to(r, 0.85)
+        by = r["wire_bytes_by"]
+        report.row(
+            codec=cell.codec,
+            B=cell.batch_size,
+            Q=cell.local_steps,
+            seed=cell.seed,
+            accuracy=f"{100 * r['accuracy']:.2f}",
+            wire_MB=f"{r['wire_bytes'] / 1e6:.2f}",
+            ratio=f"{r['raw_bytes'] / r['wire_bytes']:.2f}",
+            up_embed_MB=f"{by['uplink embed'] / 1e6:.2f}",
+            down_embed_MB=f"{by['downlink embed'] / 1e6:.2f}",
+            down_head_MB=f"{by['downlink head'] / 1e6:.2f}",
+            MB_to_85="never" if to_85 is None else f"{to_85 / 1e6:.2f}",
+        )
+    for batch, due_ratio in ((100, 6.5), (1000, 7.5)):
+        judge(report, found, batch, due_ratio)
+
+
+def judge(report: Report, found: dict[Cell, dict[str, Any]], batch: int, due_ratio: float) -> None:
+    """The aims at one batch size: float32 good enough, 4 bits as good, with fewer bytes."""
+    pairs = [
+        (found[full], found[few])
+        for full, few in ((Cell("float32", batch, 1, s), Cell("4bit", batch, 1, s)) for s in SEEDS)
+        if full in found and few in found
+    ]
+    if not pairs:
+        return
+    full = [100 * a["accuracy"] for a, _ in pairs]
+    losses = [100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs]
+    ratio = pairs[0][0]["wire_bytes"] / pairs[0][1]["wire_bytes"]
+    where = f"at B = {batch} ({len(pairs)} seeds)"
+    report.target(f"float32 accuracy {where}", statistics.mean(full), 88.5, "%")
+    loss = statistics.mean(losses)
+    report.target(f"4 bits, points lost {where}", loss, 0.5, "points", at_most=True)
+    if len(pairs) > 1:
+        error = statistics.stdev(losses) / math.sqrt(len(losses))
+        report.target(f"standard error of it {where}", error, 0.15, "points", at_most=True)
+    report.target(f"float32 bytes / 4-bit bytes {where}", ratio, due_ratio, "x")
+
+
+def smoke(report: Report) -> None:
+    """A tiny run: do the measured bytes equal header + codec.nbytes of every frame received?"""
+    with tempfile.TemporaryDirectory() as scratch:
+        over = {"run.folder": scratch, "algorithm.rounds": 3, "codec": CODECS["2bit"][0]}
+        config = build(merge(load_config(["digits"]).model_dump(), nest(over)))
+        summary = ThreadsWorld(config.num_parties + 1).run(lambda t: train(config, t))[0]
+    m, shape = config.num_parties, (config.data.batch_size, config.model.embedding_dim)
+    embed = HEADER_NBYTES + codec_table.parse(config.codec).nbytes(shape, 4)
+    head_codec = codec_table.parse(config.head_codec)
+    head_shapes = [(10, m * config.model.embedding_dim), (10,)]
+    head = HEADER_NBYTES + sum(head_codec.nbytes(s, 4) for s in head_shapes)
+    due = 3 * (m * embed + m * (head + m * embed))
+    report.row(rounds=summary["rounds"], wire_bytes=summary["wire_bytes"], due_bytes=due)
+    report.target(
+        "measured bytes off",
+        abs(summary["wire_bytes"] - due),
+        0,
+        "bytes",
+        at_most=True,
+        any_size=True,
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Run what is missing, then report."""
+
+    def options(parser: Any) -> None:
+        parser.add_argument("--table", action="store_true", help="run nothing")
+        parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name has TEXT")
+
+    report = Report("fashion-mnist", argv, options)
+    report.command = " ".join(["python bench/fashion_mnist.py", *argv])
+    if report.smoke:
+        smoke(report)
+        return report.finish()
+    if not report.args.table:
+        run_missing(report.args.only)
+    tabulate(report)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""A run over MPI equals the run in one process, bit for bit, at whatever number of ranks this
+is.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+from support.runs import run_threads, same_bits, tiny, weights
+
+from hpcvfl.engine.run import evaluate_run, train
+from hpcvfl.transport.mpi import MpiTransport
+
+WORLD = MPI.COMM_WORLD
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def folder():
+    """One temporary folder for all ranks."""
+    kept = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
+    yield WORLD.bcast(kept.name if kept else None)
+    WORLD.Barrier()
+    if kept:
+        kept.cleanup()
+
+
+def over_mpi(config):
+    transport = MpiTransport()
+    summary = train(config, transport)
+    transport.close()
+    return summary
+
+
+def everywhere_equal(ok):
+    """The verdict of rank 0 on all ranks, so that all pass or fail together."""
+    return WORLD.bcast(ok)
+
+
+@pytest.mark.parametrize("tower", ["mlp", "support.modules:DropoutTower"])
+@pytest.mark.parametrize("codec", ["none", "scalar:bits=2,range=gauss,scope=column"])
+def test_threads_hub_and_allgather_give_the_same_bits(folder, tower, codec):
+    def config(pattern):
+        return tiny(
+            folder,
+            num_parties=WORLD.size - 1,
+            codec=codec,
+            model__tower=tower,
+            algorithm__local_steps=3,
+            transport__pattern=pattern,
+        )
+
+    hub, spread = over_mpi(config("hub")), over_mpi(config("allgather"))
+    ok = True
+    if WORLD.rank == 0:
+        alone = run_threads(config("hub"))
+        ok = same_bits(weights(alone), weights(hub)) and same_bits(weights(alone), weights(spread))
+        ok = ok and alone["metrics"] == hub["metrics"] == spread["metrics"]
+        ok = ok and alone["wire_bytes"] == hub["wire_bytes"]
+        ok = ok and alone["wire_bytes_by"]["train"] == hub["wire_bytes_by"]["train"]
+    assert everywhere_equal(ok)
+
+
+def test_float64_is_the_same_over_mpi(folder):
+    config = tiny(folder, num_parties=WORLD.size - 1, dtype="float64", head_codec="none")
+    summary = over_mpi(config)
+    ok = True
+    if WORLD.rank == 0:
+        ok = same_bits(weights(run_threads(config)), weights(summary))
+    assert everywhere_equal(ok)
+
+
+def test_evaluate_reproduces_the_closing_accuracy(folder):
+    summary = over_mpi(tiny(folder, num_parties=WORLD.size - 1))
+    transport = MpiTransport()
+    again = evaluate_run(Path(summary["folder"]), transport)
+    transport.close()
+    assert again["accuracy"] == summary["metrics"]["accuracy"]
+    assert again["loss"] == summary["metrics"]["loss"]
+
+
+def test_every_rank_leaves_its_files(folder):
+    summary = over_mpi(tiny(folder, num_parties=WORLD.size - 1))
+    path = Path(summary["folder"])
+    WORLD.Barrier()
+    for rank in range(WORLD.size):
+        assert (path / f"ledger.rank{rank}.jsonl").read_text().count("\n") == summary["rounds"]
+        assert json.loads((path / f"trace.rank{rank}.json").read_text())["traceEvents"]
+        assert (path / "checkpoints" / "final" / f"rank{rank}.safetensors").stat().st_size > 0
+    assert json.loads((path / "summary.json").read_text()) == summary

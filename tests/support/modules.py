@@ -1,0 +1,59 @@
+"""Towers a user might bring, for `model.tower = "support.modules:..."`."""
+
+import torch
+from torch import nn
+
+
+class DropoutTower(nn.Module):
+    """Draws from torch's global generator in every training forward."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__()
+        width = int(torch.Size(input_shape).numel())
+        self.net = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(width, 24),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(24, embedding_dim),
+        )
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class BatchNormTower(nn.Module):
+    """Keeps running statistics of its inputs."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__()
+        width = int(torch.Size(input_shape).numel())
+        self.norm = nn.BatchNorm1d(width)
+        self.out = nn.Linear(width, embedding_dim)
+
+    def forward(self, x):
+        return self.out(self.norm(x.flatten(1)))
+
+
+class ExplodingTower(nn.Module):
+    """Gives NaN in training from the third forward on (the first is the trial at construction)."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__()
+        self.out = nn.Linear(int(torch.Size(input_shape).numel()), embedding_dim)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.out(x.flatten(1))
+        return h * float("nan") if self.training and self.calls > 3 else h
+
+
+class CrashingTower(ExplodingTower):
+    """Raises in training, as a fault in a user's code would."""
+
+    def forward(self, x):
+        self.calls += 1
+        if self.training and self.calls > 3:
+            raise RuntimeError("a fault in the tower")
+        return self.out(x.flatten(1))

@@ -1,0 +1,53 @@
+"""Tiny runs and what is read from them."""
+
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from hpcvfl.config import build, merge, nest
+from hpcvfl.engine.run import train
+from hpcvfl.transport.threads import ThreadsWorld
+
+TINY = {
+    "name": "tiny",
+    "num_parties": 3,
+    "codec": "scalar:bits=4",
+    "head_codec": "scalar:bits=8",
+    "data": {
+        "dataset": "synthetic",
+        "num_samples": 130,
+        "num_features": 12,
+        "num_classes": 3,
+        "batch_size": 30,
+    },
+    "model": {"embedding_dim": 4, "hidden_dim": 8},
+    "algorithm": {"epochs": 2},
+    "run": {"progress": False, "plots": False},
+}
+
+
+def tiny(folder, **over):
+    """A config of a few seconds; `over` by path with __ for the dot: tiny(d,
+    data__batch_size=7).
+    """
+    paths = {"run.folder": str(folder)} | {k.replace("__", "."): v for k, v in over.items()}
+    return build(merge(TINY, nest(paths)))
+
+
+def run_threads(config, order=None, after_round=None):
+    """Summary of a run in this process."""
+    world = ThreadsWorld(config.num_parties + 1, order=order)
+    return world.run(lambda t: train(config, t, after_round=after_round))[0]
+
+
+def weights(summary):
+    """{"rank0.weight": array, ..}: the final weights of all blocks."""
+    out = {}
+    for path in sorted((Path(summary["folder"]) / "checkpoints" / "final").iterdir()):
+        out |= {f"{path.stem}.{name}": value for name, value in load_file(path).items()}
+    return out
+
+
+def same_bits(a, b):
+    """Whether two results of `weights` are equal bit for bit, names included."""
+    return a.keys() == b.keys() and all(a[k].tobytes() == b[k].tobytes() for k in a)
