@@ -3,7 +3,7 @@
 A block of codes lies in scratch, one byte each (16 bits: two). A word of 8 of them, or of 2 or 4
 for widths that divide a byte, is squeezed with a few shifts; no lane is shuffled that way.
 
-Legend: N codes, B bytes, W words of scratch.
+Legend: N codes, K codes of a block, B bytes, W words of scratch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcvfl.kernels.compiling import BLOCK, kernel
+from hpcvfl.kernels.compiling import BLOCK, helper, kernel
 
 BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 """Widths that can be packed."""
@@ -36,6 +36,12 @@ def word_type(bits: int) -> Any:
     )
 
 
+def scratch(bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """(codes_K, words_W): room for the codes of a block and 8 more, and the same bytes as words."""
+    codes_K = np.zeros(BLOCK + 8, code_type(bits))
+    return codes_K, codes_K.view(word_type(bits))
+
+
 def _joins(bits: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
     """(shift, low, high) of three joins that squeeze 8 bytes of `bits` bits into 8 * bits bits.
 
@@ -55,7 +61,7 @@ def _divisor_packer(bits: int) -> Any:
     s1, s2, s3 = (word(k * (8 - bits)) for k in (1, 2, 4))
     per_byte = 8 // bits
 
-    @kernel
+    @helper
     def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
         for j in range(np.uint64((n + per_byte - 1) // per_byte)):
             w = words_W[j]
@@ -73,13 +79,13 @@ def _odd_packer(bits: int) -> Any:
     """3, 5, 6, 7 bits: a word of 8 codes becomes `bits` bytes."""
     (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(bits)
 
-    @kernel
+    @helper
     def squeeze(w):  # type: ignore[no-untyped-def]
         w = np.uint64((w & low1) | ((w & high1) >> s1))
         w = np.uint64((w & low2) | ((w & high2) >> s2))
         return np.uint64((w & low3) | ((w & high3) >> s3))
 
-    @kernel
+    @helper
     def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
         full = n // 8
         for j in range(np.uint64(full)):
@@ -97,7 +103,7 @@ def _odd_packer(bits: int) -> Any:
 def _byte_packer(bits: int) -> Any:
     """8 and 16 bits: the scratch holds the payload already."""
 
-    @kernel
+    @helper
     def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
         for j in range(np.uint64(n * bits // 8)):
             out_B[at + j] = words_W[j]
@@ -127,7 +133,7 @@ def _divisor_unpacker(bits: int) -> Any:
     )
     per_byte = 8 // bits
 
-    @kernel
+    @helper
     def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
         for j in range(np.uint64((n + per_byte - 1) // per_byte)):
             w = word(in_B[at + j])
@@ -143,13 +149,13 @@ def _divisor_unpacker(bits: int) -> Any:
 def _odd_unpacker(bits: int) -> Any:
     (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(bits)
 
-    @kernel
+    @helper
     def spread(w):  # type: ignore[no-untyped-def]
         w = np.uint64((w & low3) | ((w << s3) & high3))
         w = np.uint64((w & low2) | ((w << s2) & high2))
         return np.uint64((w & low1) | ((w << s1) & high1))
 
-    @kernel
+    @helper
     def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
         full = n // 8
         for j in range(np.uint64(full)):
@@ -169,7 +175,7 @@ def _odd_unpacker(bits: int) -> Any:
 
 
 def _byte_unpacker(bits: int) -> Any:
-    @kernel
+    @helper
     def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
         for j in range(np.uint64(n * bits // 8)):
             words_W[j] = in_B[at + j]
@@ -187,22 +193,17 @@ def block_unpacker(bits: int) -> Any:
 
 @cache
 def packer(bits: int) -> Any:
-    """Kernel (codes_N, out_B) behind `pack_bits`, compiled at its first call."""
+    """Kernel behind `pack_bits`, compiled at its first call."""
     pack_block = block_packer(bits)
-    code: Any = code_type(bits)
-    word: Any = word_type(bits)
 
     @kernel
-    def pack(codes_N, out_B):  # type: ignore[no-untyped-def]
-        scratch_W = np.zeros(BLOCK // 4, np.uint64)
-        held, words_W = scratch_W.view(code), scratch_W.view(word)
+    def pack(codes_N, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
         N = codes_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
             for i in range(np.uint64(n)):
-                held[i] = code(codes_N[at + i])
-            for i in range(n, min(n + 7, BLOCK)):
-                held[i] = code(0)
+                codes_K[i] = codes_N[at + i]
+            codes_K[n : n + 7] = 0
             pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
 
     return pack
@@ -210,21 +211,17 @@ def packer(bits: int) -> Any:
 
 @cache
 def unpacker(bits: int) -> Any:
-    """Kernel (in_B, out_N) behind `unpack_bits`, compiled at its first call."""
+    """Kernel behind `unpack_bits`, compiled at its first call."""
     unpack_block = block_unpacker(bits)
-    code: Any = code_type(bits)
-    word: Any = word_type(bits)
 
     @kernel
-    def unpack(in_B, out_N):  # type: ignore[no-untyped-def]
-        scratch_W = np.empty(BLOCK // 4, np.uint64)
-        held, words_W = scratch_W.view(code), scratch_W.view(word)
+    def unpack(in_B, codes_K, words_W, out_N):  # type: ignore[no-untyped-def]
         N = out_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
             unpack_block(in_B, np.uint64(start * bits // 8), n, words_W)
             for i in range(np.uint64(n)):
-                out_N[at + i] = np.uint16(held[i])
+                out_N[at + i] = codes_K[i]
 
     return unpack
 
@@ -236,7 +233,7 @@ def pack_bits(codes_N: np.ndarray, bits: int, out_B: np.ndarray) -> None:
     bits    : int, 1..8 or 16
     out_B   : uint8, shape (B,)    B = packed_nbytes(N, bits); overwritten
     """
-    packer(bits)(codes_N, out_B)
+    packer(bits)(codes_N, *scratch(bits), out_B)
 
 
 def unpack_bits(in_B: np.ndarray, bits: int, out_N: np.ndarray) -> None:
@@ -246,4 +243,4 @@ def unpack_bits(in_B: np.ndarray, bits: int, out_N: np.ndarray) -> None:
     bits  : int, 1..8 or 16
     out_N : uint16, shape (N,)   overwritten
     """
-    unpacker(bits)(in_B, out_N)
+    unpacker(bits)(in_B, *scratch(bits), out_N)

@@ -8,26 +8,36 @@
 (k0, k1) are the two halves of the key after splitmix64's finaliser, a bijection, so keys that
 differ in one bit share nothing. C1, C2 are the multipliers of the low-bias 32-bit hash of
 C. Wellons, https://nullprogram.com/blog/2018/07/31/. 14 bits are what a float32 has left beside a
-code of 8 bits and a sign (scalar.py). The sequence repeats after 2**33 elements (32 GiB of
-float32). Only uint32 operations, so that a GPU kernel can draw the same numbers.
+code of 8 bits (scalar.py); wider codes use the highest bits of k. The sequence repeats after 2**33
+elements (32 GiB of float32). Only uint32 operations, so that a GPU kernel can draw the same.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 
-from hpcvfl.kernels.compiling import BLOCK, kernel
+from hpcvfl.kernels.compiling import BLOCK, helper, kernel
 
 DITHER_BITS = 14
-"""Bits of k."""
+"""Binary places of u."""
 
 HALF = BLOCK // 2
 """One 32-bit hash serves two elements of a block that are HALF apart."""
 
 _C1, _C2 = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
-_S15, _S16, _S18 = np.uint32(15), np.uint32(16), np.uint32(32 - DITHER_BITS)
-_CUT = np.int32(32 - DITHER_BITS)
+_S15, _S16, _UP = np.uint32(15), np.uint32(16), np.uint32(32 - DITHER_BITS)
 _MASK64 = (1 << 64) - 1
+
+
+def places(bits: int) -> int:
+    """Binary places of u that codes of `bits` bits use, the highest ones.
+
+    A float32 holds 23 bits below the leading one; the code and a sign need bits + 1 of them.
+    """
+    return min(DITHER_BITS, 22 - bits)
 
 
 def split_key(key: int) -> tuple[np.uint32, np.uint32]:
@@ -39,7 +49,7 @@ def split_key(key: int) -> tuple[np.uint32, np.uint32]:
     return np.uint32(z & 0xFFFFFFFF), np.uint32(z >> 32)
 
 
-@kernel
+@helper
 def mix(counter, k1):  # type: ignore[no-untyped-def]
     """The 32-bit hash of a counter w + k0."""
     h = np.uint32(counter * _C1)
@@ -49,39 +59,34 @@ def mix(counter, k1):  # type: ignore[no-untyped-def]
     return np.uint32(h ^ np.uint32(h >> _S16))
 
 
-@kernel
-def low_half(h):  # type: ignore[no-untyped-def]
-    """The low 14 bits of h as a signed number."""
-    return np.int32(np.uint32(h << _S18).view(np.int32) >> _CUT)
+@cache
+def block_filler(F: int) -> Any:
+    """Kernel (k0, k1, block, out_K): write k = floor(u * 2**F) of the elements of block `block`.
 
-
-@kernel
-def high_half(h):  # type: ignore[no-untyped-def]
-    """The high 14 bits of h as a signed number."""
-    return np.int32(np.uint32(h).view(np.int32) >> _CUT)
-
-
-@kernel
-def fill_block(k0, k1, block, out_W):  # type: ignore[no-untyped-def]
-    """Write k of the BLOCK elements of block `block`.
-
-    out_W : int32, shape (BLOCK,)   overwritten; values in [-2**13, 2**13)
+    out_K : int32, shape (BLOCK,)   overwritten; values in [-2**(F - 1), 2**(F - 1))
     """
-    first = np.uint32(k0 + np.uint32(np.uint32(block) * np.uint32(HALF)))
-    for j in range(np.uint64(HALF)):
-        h = mix(np.uint32(first + np.uint32(j)), k1)
-        out_W[j] = low_half(h)
-        out_W[j + np.uint64(HALF)] = high_half(h)
+    cut = np.int32(32 - F)  # arithmetic shift: the top F bits, signed
+
+    @helper
+    def fill_block(k0, k1, block, out_K):  # type: ignore[no-untyped-def]
+        first = np.uint32(k0 + np.uint32(np.uint32(block) * np.uint32(HALF)))
+        for j in range(np.uint64(HALF)):
+            h = mix(np.uint32(first + np.uint32(j)), k1)
+            out_K[j] = np.int32(np.int32(np.uint32(h << _UP)) >> cut)
+            out_K[j + np.uint64(HALF)] = np.int32(np.int32(h) >> cut)
+
+    return fill_block
 
 
 @kernel
-def fill_any(k0, k1, start, out_N):  # type: ignore[no-untyped-def]
+def fill_line(k0, k1, start, out_N):  # type: ignore[no-untyped-def]
     """Kernel behind `dither_fill`."""
     for n in range(out_N.shape[0]):
         i = start + n
-        word = np.uint32((i // BLOCK) * HALF + i % HALF)
-        h = mix(np.uint32(k0 + word), k1)
-        k = high_half(h) if i % BLOCK >= HALF else low_half(h)
+        h = mix(np.uint32(k0 + np.uint32((i // BLOCK) * HALF + i % HALF)), k1)
+        if i % BLOCK < HALF:
+            h = np.uint32(h << _UP)
+        k = np.int32(np.int32(h) >> np.int32(32 - DITHER_BITS))
         out_N[n] = np.float32(k) * np.float32(1 / (1 << DITHER_BITS))
 
 
@@ -92,5 +97,4 @@ def dither_fill(key: int, start: int, out_N: np.ndarray) -> None:
     start : int, index of the first element
     out_N : float32, shape (N,)   overwritten; values in [-0.5, 0.5)
     """
-    k0, k1 = split_key(key)
-    fill_any(k0, k1, start, out_N)
+    fill_line(*split_key(key), start, out_N)

@@ -2,16 +2,16 @@
 
     encode   q    = (x - lo) * inv_step
              code = clip(rint(q), 0, 2**bits - 1)                                   without dither
-             code = clip(floor(rint((q + 1/2) * 2**14) / 2**14 + u), 0, 2**bits - 1)     with
+             code = clip(floor(rint((q + 1/2) * 2**F) / 2**F + u), 0, 2**bits - 1)  with
     decode   y    = lo + (code - u) * step
 
-in float32, one rounding per operation, in this order; u as in dither.py, 0 without. Adding
-MAGIC = 1.5 * 2**m to q leaves q, rounded to some binary places, in the low bits of the sum, and bit
-patterns of floats are ordered, so that the rest is integer work: add k, clip, shift. The patterns
-also show whether a NaN or an infinity may be there; only then the input is looked at again, for the
-exact status. 16-bit codes leave a float32 no places for a fraction: code = clip(rint(q + u)) there.
+in float32, one rounding per operation, in this order; u is the dither of dither.py in F binary
+places. Adding 1.5 * 2**(23 - F) to q leaves q, rounded to F places, in the low bits of the sum, and
+bit patterns of floats are ordered, so that the rest is integer work: add k = u * 2**F, clip, shift.
+The patterns also show whether a NaN or an infinity may be there; only then the input is looked at
+again, for the exact status.
 
-Legend: N values, B bytes, R rows, C columns, W words of scratch.
+Legend: N values, B bytes, R rows, C columns, W words of scratch, K values of a block.
 """
 
 from __future__ import annotations
@@ -21,136 +21,113 @@ from typing import Any
 
 import numpy as np
 
-from hpcvfl.kernels.bits import block_packer, block_unpacker, code_type, word_type
-from hpcvfl.kernels.compiling import BLOCK, FINITE, kernel
-from hpcvfl.kernels.dither import DITHER_BITS, fill_block, split_key
+from hpcvfl.kernels.bits import block_packer, block_unpacker, scratch
+from hpcvfl.kernels.compiling import BLOCK, FINITE, helper, kernel
+from hpcvfl.kernels.dither import block_filler, places, split_key
 from hpcvfl.kernels.scan import status_columns, status_line
 
-_SUSPECT = np.uint32(0x7F800000)  # from here on: +Inf, NaN, or negative as an unsigned pattern
-_SHIFT = np.int32(DITHER_BITS)
-_UNIT = np.float32(1 / (1 << DITHER_BITS))
+_SUSPECT = 0x7F800000  # from here on: +Inf, NaN, or negative as an unsigned pattern
 
 
-@cache
-def _rounder(bits: int, dither: bool) -> tuple[Any, Any]:
-    """Two kernels: (q, k) -> bit pattern (int32) that holds q rounded; (pattern, k) -> code.
+def rounding(bits: int, dither: bool) -> tuple[np.float32, np.int32, np.int32]:
+    """(added, base, top): what is added to q, and the patterns of the lowest and highest code.
 
-    k : int32, dither of the element times 2**14; not used without dither
+    The bits of `base` below those of the code are 0, so that a pattern's low bits are the code.
     """
-    code: Any = code_type(bits)
-    fine = dither and bits <= 8  # the pattern keeps 14 binary places, for the dither
-    places = DITHER_BITS if fine else 0
-    magic = np.float32(1.5 * 2.0 ** (23 - places))
-    added = np.float32(magic + np.float32(0.5)) if fine else magic
-    base = magic.view(np.int32)  # pattern of code 0; its bits under the code are 0
-    top = np.int32(int(base) + (1 << (bits + places)) - 1)
-
-    @kernel
-    def pattern(q, k):  # type: ignore[no-untyped-def]
-        if dither and not fine:
-            q = q + np.float32(k) * _UNIT
-        return np.float32(q + added).view(np.int32)
-
-    @kernel
-    def finish(p, k):  # type: ignore[no-untyped-def]
-        if fine:
-            p = np.int32(p + k)
-        p = min(top, max(base, p))
-        if fine:
-            p = np.int32(p >> _SHIFT)
-        return code(p)
-
-    return pattern, finish
+    F = places(bits) if dither else 0
+    magic = np.float32(1.5 * 2.0 ** (23 - F))
+    base = magic.view(np.int32)
+    top = np.int32(int(base) + (1 << (bits + F)) - 1)
+    return np.float32(magic + np.float32(0.5)) if dither else magic, base, top
 
 
 @cache
-def _scaler(dither: bool) -> Any:
-    """Kernel (code, k) -> float32 to be multiplied by step, or by step / 2**14 with dither."""
+def _quantiser(F: int) -> Any:
+    """Kernel: n values of a line to codes; returns the largest pattern met. F = 0: no dither."""
+    dither, shift = F > 0, np.int32(F)
 
-    @kernel
-    def scaled(code, k):  # type: ignore[no-untyped-def]
-        if dither:
-            return np.float32(np.int32(np.int32(np.int32(code) << _SHIFT) - k))
-        return np.float32(code)
+    @helper
+    def quantise(x_N, at, n, lo, inv_step, added, base, top, k_K, codes_W, to):  # type: ignore[no-untyped-def]
+        worst = np.uint32(0)
+        for i in range(np.uint64(n)):
+            q = (x_N[at + i] - lo) * inv_step
+            p = np.float32(q + added).view(np.int32)
+            worst = max(worst, np.uint32(p))
+            if dither:
+                p = np.int32(p + k_K[i])
+            p = min(top, max(base, p))
+            codes_W[to + i] = np.int32(p >> shift) if dither else p  # its low bits are the code
+        return worst
 
-    return scaled
+    return quantise
+
+
+@cache
+def _row_quantiser(F: int) -> Any:
+    """Like `_quantiser` for n values of row r from column c on, a range per column."""
+    dither, shift = F > 0, np.int32(F)
+
+    @helper
+    def quantise(x_RC, r, c, n, lo_C, inv_step_C, added, base, top, k_K, codes_W, to):  # type: ignore[no-untyped-def]
+        worst = np.uint32(0)
+        for i in range(np.uint64(n)):
+            q = (x_RC[r, c + i] - lo_C[c + i]) * inv_step_C[c + i]
+            p = np.float32(q + added).view(np.int32)
+            worst = max(worst, np.uint32(p))
+            if dither:
+                p = np.int32(p + k_K[to + i])
+            p = min(top, max(base, p))
+            codes_W[to + i] = np.int32(p >> shift) if dither else p
+        return worst
+
+    return quantise
 
 
 @cache
 def encoder(bits: int, dither: bool) -> Any:
-    """Kernel (x_N, lo, inv_step, k0, k1, out_B) -> status, compiled at its first call."""
-    pattern, finish = _rounder(bits, dither)
-    pack_block = block_packer(bits)
-    code: Any = code_type(bits)
-    word: Any = word_type(bits)
+    """Kernel behind `encode_uniform`; returns the largest pattern met."""
+    F = places(bits) if dither else 0
+    quantise, pack_block, fill_block = _quantiser(F), block_packer(bits), block_filler(F)
 
     @kernel
-    def quantise(x_N, at, n, lo, inv_step, k_W, codes_N, to):  # type: ignore[no-untyped-def]
-        worst = np.uint32(0)
-        for i in range(np.uint64(n)):
-            k = k_W[i]
-            p = pattern((x_N[at + i] - lo) * inv_step, k)
-            worst = max(worst, np.uint32(p))
-            codes_N[to + i] = finish(p, k)
-        return worst
-
-    @kernel
-    def encode(x_N, lo, inv_step, k0, k1, out_B):  # type: ignore[no-untyped-def]
-        scratch_W = np.zeros(BLOCK // 4, np.uint64)
-        held, words_W = scratch_W.view(code), scratch_W.view(word)
-        k_W = np.empty(BLOCK, np.int32)
+    def encode(x_N, lo, inv_step, added, base, top, k0, k1, k_K, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
         worst = np.uint32(0)
         N = x_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
             if dither:
-                fill_block(k0, k1, start // BLOCK, k_W)
+                fill_block(k0, k1, start // BLOCK, k_K)
             if bits == 8:  # codes are bytes already
-                found = quantise(x_N, at, n, lo, inv_step, k_W, out_B, at)
+                found = quantise(x_N, at, n, lo, inv_step, added, base, top, k_K, out_B, at)
             else:
-                found = quantise(x_N, at, n, lo, inv_step, k_W, held, np.uint64(0))
-                for i in range(n, min(n + 7, BLOCK)):
-                    held[i] = code(0)
+                found = quantise(
+                    x_N, at, n, lo, inv_step, added, base, top, k_K, codes_K, np.uint64(0)
+                )
+                codes_K[n : n + 7] = 0
                 pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
             worst = max(worst, found)
-        return status_line(x_N) if worst >= _SUSPECT else FINITE
+        return worst
 
     return encode
 
 
 @cache
 def column_encoder(bits: int, dither: bool) -> Any:
-    """Kernel (x_RC, lo_C, inv_step_C, k0, k1, out_B) -> status, compiled at its first call."""
-    pattern, finish = _rounder(bits, dither)
-    pack_block = block_packer(bits)
-    code: Any = code_type(bits)
-    word: Any = word_type(bits)
+    """Kernel behind `encode_uniform_columns`; returns the largest pattern met."""
+    F = places(bits) if dither else 0
+    quantise, pack_block, fill_block = _row_quantiser(F), block_packer(bits), block_filler(F)
 
     @kernel
-    def quantise(x_RC, r, c, n, lo_C, inv_C, k_W, codes_W, to):  # type: ignore[no-untyped-def]
-        worst = np.uint32(0)
-        for i in range(np.uint64(n)):
-            k = k_W[to + i]
-            p = pattern((x_RC[r, c + i] - lo_C[c + i]) * inv_C[c + i], k)
-            worst = max(worst, np.uint32(p))
-            codes_W[to + i] = finish(p, k)
-        return worst
-
-    @kernel
-    def encode(x_RC, lo_C, inv_step_C, k0, k1, out_B):  # type: ignore[no-untyped-def]
-        C = x_RC.shape[1]
-        N = x_RC.shape[0] * C
-        scratch_W = np.zeros(BLOCK // 4, np.uint64)
-        held, words_W = scratch_W.view(code), scratch_W.view(word)
-        k_W = np.empty(BLOCK, np.int32)
+    def encode(x_RC, lo_C, inv_step_C, added, base, top, k0, k1, k_K, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
+        R, C = x_RC.shape
         worst = np.uint32(0)
         r, c = 0, 0
-        for start in range(0, N, BLOCK):
-            n = min(BLOCK, N - start)
+        for start in range(0, R * C, BLOCK):
+            n = min(BLOCK, R * C - start)
             if dither:
-                fill_block(k0, k1, start // BLOCK, k_W)
+                fill_block(k0, k1, start // BLOCK, k_K)
             done = 0
-            while done < n:  # the rest of a row, as much of it as the block takes
+            while done < n:  # the rest of a row, or as much of it as the block takes
                 m = min(C - c, n - done)
                 found = quantise(
                     x_RC,
@@ -159,8 +136,11 @@ def column_encoder(bits: int, dither: bool) -> Any:
                     m,
                     lo_C,
                     inv_step_C,
-                    k_W,
-                    held,
+                    added,
+                    base,
+                    top,
+                    k_K,
+                    codes_K,
                     np.uint64(done),
                 )
                 worst = max(worst, found)
@@ -168,86 +148,99 @@ def column_encoder(bits: int, dither: bool) -> Any:
                 c += m
                 if c == C:
                     r, c = r + 1, 0
-            for i in range(n, min(n + 7, BLOCK)):
-                held[i] = code(0)
+            codes_K[n : n + 7] = 0
             pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
-        return status_columns(x_RC) if worst >= _SUSPECT else FINITE
+        return worst
 
     return encode
 
 
 @cache
-def decoder(bits: int, dither: bool) -> Any:
-    """Kernel (in_B, lo, step, k0, k1, out_N), compiled at its first call."""
-    scaled = _scaler(dither)
-    unpack_block = block_unpacker(bits)
-    code: Any = code_type(bits)
-    word: Any = word_type(bits)
+def _dequantiser(F: int) -> Any:
+    """Kernel: n codes to values of a line; factor = step / 2**F. F = 0: no dither."""
+    dither, shift = F > 0, np.int32(F)
 
-    @kernel
-    def dequantise(codes_W, start, n, lo, factor, k_W, out_N, at):  # type: ignore[no-untyped-def]
+    @helper
+    def dequantise(codes_W, skip, n, lo, factor, k_K, out_N, at):  # type: ignore[no-untyped-def]
         for i in range(np.uint64(n)):
-            out_N[at + i] = lo + scaled(codes_W[start + i], k_W[i]) * factor
+            c = np.int32(codes_W[skip + i])
+            if dither:
+                c = np.int32(np.int32(c << shift) - k_K[i])
+            out_N[at + i] = lo + np.float32(c) * factor
+
+    return dequantise
+
+
+@cache
+def _row_dequantiser(F: int) -> Any:
+    """Like `_dequantiser` for n values of row r from column c on, a range per column."""
+    dither, shift, unit = F > 0, np.int32(F), np.float32(2.0**-F)
+
+    @helper
+    def dequantise(codes_K, done, n, lo_C, step_C, k_K, out_RC, r, c):  # type: ignore[no-untyped-def]
+        for i in range(np.uint64(n)):
+            p = np.int32(codes_K[done + i])
+            if dither:
+                p = np.int32(np.int32(p << shift) - k_K[done + i])
+            out_RC[r, c + i] = lo_C[c + i] + np.float32(p) * (step_C[c + i] * unit)
+
+    return dequantise
+
+
+@cache
+def decoder(bits: int, dither: bool) -> Any:
+    """Kernel behind `decode_uniform`, compiled at its first call."""
+    F = places(bits) if dither else 0
+    dequantise, unpack_block, fill_block = _dequantiser(F), block_unpacker(bits), block_filler(F)
 
     @kernel
-    def decode(in_B, lo, step, k0, k1, out_N):  # type: ignore[no-untyped-def]
-        scratch_W = np.empty(BLOCK // 4, np.uint64)
-        held, words_W = scratch_W.view(code), scratch_W.view(word)
-        k_W = np.empty(BLOCK, np.int32)
-        factor = step * _UNIT if dither else step
+    def decode(in_B, lo, factor, k0, k1, k_K, codes_K, words_W, out_N):  # type: ignore[no-untyped-def]
         N = out_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
             if dither:
-                fill_block(k0, k1, start // BLOCK, k_W)
+                fill_block(k0, k1, start // BLOCK, k_K)
             if bits == 8:
-                dequantise(in_B, at, n, lo, factor, k_W, out_N, at)
+                dequantise(in_B, at, n, lo, factor, k_K, out_N, at)
             else:
                 unpack_block(in_B, np.uint64(start * bits // 8), n, words_W)
-                dequantise(held, np.uint64(0), n, lo, factor, k_W, out_N, at)
+                dequantise(codes_K, np.uint64(0), n, lo, factor, k_K, out_N, at)
 
     return decode
 
 
 @cache
 def column_decoder(bits: int, dither: bool) -> Any:
-    """Kernel (in_B, lo_C, step_C, k0, k1, out_RC), compiled at its first call."""
-    scaled = _scaler(dither)
-    unpack_block = block_unpacker(bits)
-    code: Any = code_type(bits)
-    word: Any = word_type(bits)
-    unit = _UNIT if dither else np.float32(1)
+    """Kernel behind `decode_uniform_columns`, compiled at its first call."""
+    F = places(bits) if dither else 0
+    dequantise, unpack_block = _row_dequantiser(F), block_unpacker(bits)
+    fill_block = block_filler(F)
 
     @kernel
-    def dequantise(held, done, n, lo_C, step_C, k_W, out_RC, r, c):  # type: ignore[no-untyped-def]
-        for i in range(np.uint64(n)):
-            factor = step_C[c + i] * unit
-            out_RC[r, c + i] = lo_C[c + i] + scaled(held[done + i], k_W[done + i]) * factor
-
-    @kernel
-    def decode(in_B, lo_C, step_C, k0, k1, out_RC):  # type: ignore[no-untyped-def]
-        C = out_RC.shape[1]
-        N = out_RC.shape[0] * C
-        scratch_W = np.empty(BLOCK // 4, np.uint64)
-        held, words_W = scratch_W.view(code), scratch_W.view(word)
-        k_W = np.empty(BLOCK, np.int32)
+    def decode(in_B, lo_C, step_C, k0, k1, k_K, codes_K, words_W, out_RC):  # type: ignore[no-untyped-def]
+        R, C = out_RC.shape
         r, c = 0, 0
-        for start in range(0, N, BLOCK):
-            n = min(BLOCK, N - start)
+        for start in range(0, R * C, BLOCK):
+            n = min(BLOCK, R * C - start)
             if dither:
-                fill_block(k0, k1, start // BLOCK, k_W)
+                fill_block(k0, k1, start // BLOCK, k_K)
             unpack_block(in_B, np.uint64(start * bits // 8), n, words_W)
             done = 0
             while done < n:
                 m = min(C - c, n - done)
                 at = np.uint64(done)
-                dequantise(held, at, m, lo_C, step_C, k_W, out_RC, np.uint64(r), np.uint64(c))
+                dequantise(codes_K, at, m, lo_C, step_C, k_K, out_RC, np.uint64(r), np.uint64(c))
                 done += m
                 c += m
                 if c == C:
                     r, c = r + 1, 0
 
     return decode
+
+
+def _scratch(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(k_K, codes_K, words_W): dither and codes of one block, and the same codes as words."""
+    return np.empty(BLOCK, np.int32), *scratch(bits)
 
 
 def encode_uniform(
@@ -268,9 +261,16 @@ def encode_uniform(
     key      : int in [0, 2**64)     of the dither; not used without
     out_B    : uint8, shape (packed_nbytes(N, bits),)   overwritten, a valid payload in any case
     """
-    k0, k1 = split_key(key)
-    run = encoder(bits, bool(dither))
-    return int(run(x_N, np.float32(lo), np.float32(inv_step), k0, k1, out_B))
+    worst = encoder(bits, bool(dither))(
+        x_N,
+        np.float32(lo),
+        np.float32(inv_step),
+        *rounding(bits, dither),
+        *split_key(key),
+        *_scratch(bits),
+        out_B,
+    )
+    return status_line(x_N.view(np.uint32)) if worst >= _SUSPECT else FINITE
 
 
 def encode_uniform_columns(
@@ -288,8 +288,16 @@ def encode_uniform_columns(
     lo_C, inv_step_C : float32, shape (C,), contiguous
     out_B            : uint8, shape (packed_nbytes(R * C, bits),)   overwritten
     """
-    k0, k1 = split_key(key)
-    return int(column_encoder(bits, bool(dither))(x_RC, lo_C, inv_step_C, k0, k1, out_B))
+    worst = column_encoder(bits, bool(dither))(
+        x_RC,
+        lo_C,
+        inv_step_C,
+        *rounding(bits, dither),
+        *split_key(key),
+        *_scratch(bits),
+        out_B,
+    )
+    return status_columns(x_RC.view(np.uint32)) if worst >= _SUSPECT else FINITE
 
 
 def decode_uniform(
@@ -308,8 +316,9 @@ def decode_uniform(
     step  : float                distance of two levels; used as float32
     out_N : float32, shape (N,)  overwritten
     """
-    k0, k1 = split_key(key)
-    decoder(bits, bool(dither))(in_B, np.float32(lo), np.float32(step), k0, k1, out_N)
+    factor = np.float32(step) * np.float32(2.0 ** -places(bits) if dither else 1)
+    run = decoder(bits, bool(dither))
+    run(in_B, np.float32(lo), factor, *split_key(key), *_scratch(bits), out_N)
 
 
 def decode_uniform_columns(
@@ -326,5 +335,5 @@ def decode_uniform_columns(
     lo_C, step_C : float32, shape (C,), contiguous
     out_RC       : float32, shape (R, C)   overwritten
     """
-    k0, k1 = split_key(key)
-    column_decoder(bits, bool(dither))(in_B, lo_C, step_C, k0, k1, out_RC)
+    run = column_decoder(bits, bool(dither))
+    run(in_B, lo_C, step_C, *split_key(key), *_scratch(bits), out_RC)
