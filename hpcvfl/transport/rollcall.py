@@ -103,17 +103,17 @@ def verdict(
     """In words: which of the awaited ranks did not post, and where the others are.
 
     A rank that waits in this collective or in a later one has posted. A send or receive that still
-    waits has an other end that did not.
+    waits has an other end that did not. Where a rank is silent, those that are behind wait for it
+    themselves, so only the silent one is blamed.
     """
-    parts = []
-    for peer in awaited:
-        if peer not in said:
-            parts.append(
-                f"rank {peer} did not post (no answer to the roll call: stopped, gone or computing)"
-            )
-        elif not collective or said[peer].calls < mine.calls:
-            parts.append(f"rank {peer} did not post (it waits in {said[peer].text})")
-    if parts:
+    silent = [k for k in awaited if k not in said]
+    behind = [k for k in awaited if k in said and not (collective and said[k].calls >= mine.calls)]
+    if silent:
+        why = "did not post (no answer to the roll call: stopped, gone or computing)"
+        parts = [f"rank {k} {why}" for k in silent]
+        parts += [f"rank {k} waits in {said[k].text}" for k in behind]
         return "; ".join(parts)
-    where = ", ".join(f"rank {peer} in {said[peer].text}" for peer in awaited)
+    if behind:
+        return "; ".join(f"rank {k} did not post (it waits in {said[k].text})" for k in behind)
+    where = ", ".join(f"rank {k} in {said[k].text}" for k in awaited)
     return f"all have posted: bytes were lost, or the verbs differ ({where})"

@@ -1,0 +1,95 @@
+"""Real processes that go wrong: all are gone in time, and the right words are said.
+
+These tests start mpiexec themselves and run without it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.transport_program import TIMEOUT_S
+
+from hpcvfl.errors import TransportError, TransportTimeout
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "support" / "transport_program.py"
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@dataclass
+class Ending:
+    """What a run printed, its exit status, and seconds from the misdeed to the end of mpiexec."""
+
+    text: str
+    status: int
+    wrong_s: float
+    ended_s: float
+    pids: list[int]
+
+
+def run_until_it_ends(how: str, size: int) -> Ending:
+    mpiexec = str(MPIEXEC) if MPIEXEC.exists() else "mpiexec"
+    command = [mpiexec, "-n", str(size), sys.executable, "-m", "mpi4py", str(PROGRAM), how]
+    done = subprocess.run(
+        command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False
+    )
+    ended_s = time.monotonic()
+    text = done.stdout + done.stderr
+    wrong = re.search(r"now ([\d.]+)", text)
+    assert wrong, text
+    pids = [int(pid) for pid in re.findall(r"pid \d+ (\d+)", text)]
+    assert len(pids) == size, text
+    return Ending(text, done.returncode, float(wrong[1]), ended_s, pids)
+
+
+def gone_by(pids: list[int], until_s: float) -> bool:
+    """Whether all processes end before a moment; mpiexec may return just before them."""
+    while time.monotonic() < until_s and any(map(alive, pids)):
+        time.sleep(0.01)
+    return not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs or is stopped; one that only waits to be collected is gone."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("how", ["raise", "library", "kill"])
+def test_all_ranks_are_gone_5_s_after_one_fails(how: str, size: int) -> None:
+    ending = run_until_it_ends(how, size)
+    assert ending.ended_s - ending.wrong_s < 5.0, ending.text
+    assert gone_by(ending.pids, ending.wrong_s + 5.0)
+    assert ending.status != 0, ending.text
+    if how == "raise":
+        assert ending.status == TransportError.exit_code
+        assert "this rank has had enough" in ending.text
+    if how == "library":
+        assert "ZeroDivisionError: not one of ours" in ending.text
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_stopped_rank_is_named_and_dies_with_the_rest(size: int) -> None:
+    ending = run_until_it_ends("stop", size)
+    said = re.search(r"said ([\d.]+) (.*)", ending.text)
+    assert said, ending.text
+    assert re.search(rf"round 3: .*EMBED: rank {size - 1} did not post", said[2]), said[2]
+    assert said[2].count("did not post") == 1
+    assert float(said[1]) - ending.wrong_s < TIMEOUT_S + 3.0, ending.text
+    assert ending.ended_s - float(said[1]) < 5.0, ending.text
+    assert gone_by(ending.pids, float(said[1]) + 5.0)
+    assert ending.status == TransportTimeout.exit_code

@@ -1,0 +1,49 @@
+"""Ranks of a run that goes wrong: `mpiexec -n N python -m mpi4py transport_program.py HOW`.
+
+Exchanges rounds for ever; in round 3 the last rank does HOW: raise | library | stop | kill. Each
+rank prints `pid RANK PID`, the last one `now SECONDS` (monotonic) right before. Errors are handled
+as cli.py does: one line with the rank, then all ranks are aborted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from hpcvfl.errors import HpcvflError, TransportError
+from hpcvfl.transport import Slots
+from hpcvfl.transport.mpi import MpiTransport
+
+TIMEOUT_S = 1.5
+
+
+def go_wrong(how: str) -> None:
+    print(f"now {time.monotonic()}", flush=True)
+    if how == "raise":
+        raise TransportError("this rank has had enough")
+    if how == "library":
+        raise ZeroDivisionError("not one of ours")
+    os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+
+
+def main(how: str) -> None:
+    transport = MpiTransport(timeout_s=TIMEOUT_S)
+    print(f"pid {transport.rank} {os.getpid()}", flush=True)
+    slots = Slots([16] * transport.size, ["EMBED"] * transport.size, [16] * transport.size)
+    slots.buffer_B[:] = 0
+    try:
+        for r in range(10**9):
+            transport.round_index = r
+            if r == 3 and transport.rank == transport.size - 1:
+                go_wrong(how)
+            transport.gather(slots)
+            transport.broadcast(slots)
+    except HpcvflError as error:
+        print(f"said {time.monotonic()} {error}", flush=True)
+        transport.abort(error.exit_code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

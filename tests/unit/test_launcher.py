@@ -1,0 +1,137 @@
+"""Launcher variables that disagree with the communicator are refused, with what helps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcvfl.errors import ConfigError
+from hpcvfl.transport.launcher import Launch, check, detect, expected_rank, expected_size
+
+ROOT = Path(__file__).parents[2]
+HYDRA = {"PMI_SIZE": "5", "PMI_RANK": "3", "MPI_LOCALNRANKS": "5", "MPI_LOCALRANKID": "3"}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
+SRUN_NONE = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
+SRUN_PMI2 = {**SRUN_NONE, "PMI_SIZE": "4", "PMI_RANK": "2"}
+MPIEXEC_IN_SBATCH = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", **HYDRA}
+SBATCH_SHELL = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "size", "rank"),
+    [
+        ({}, None, None),
+        (HYDRA, 5, 3),
+        (OPEN_MPI, 4, 1),
+        (SRUN_NONE, 4, 2),
+        (SRUN_PMI2, 4, 2),
+        (MPIEXEC_IN_SBATCH, 5, 3),
+        (SBATCH_SHELL, None, None),
+        ({"PMIX_RANK": "2"}, None, 2),
+        ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, 2, None),
+        ({"PMI_SIZE": "many", "PMI_RANK": ""}, None, None),
+    ],
+)
+def test_size_and_rank_are_read_from_the_launcher(environ, size, rank) -> None:
+    assert (expected_size(environ), expected_rank(environ)) == (size, rank)
+
+
+def test_a_plain_start_has_no_launcher() -> None:
+    assert detect({"PATH": "/bin", "SLURM_JOB_ID": "7"}) is None
+
+
+def test_the_size_of_one_host_is_a_lower_bound() -> None:
+    environ = {"MPI_LOCALNRANKS": "2"}
+    assert detect(environ) == Launch("mpiexec", 2, None, at_least=True)
+    check(4, 3, environ)
+    with pytest.raises(ConfigError, match="started 2 processes"):
+        check(1, 0, environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "size", "rank"),
+    [({}, 1, 0), (HYDRA, 5, 3), (OPEN_MPI, 4, 1), (SRUN_PMI2, 4, 2), ({"PMIX_RANK": "2"}, 3, 2)],
+)
+def test_agreement_passes(environ, size, rank) -> None:
+    check(size, rank, environ)
+
+
+@pytest.mark.parametrize("environ", [HYDRA, OPEN_MPI, SRUN_NONE, SRUN_PMI2, {"PMIX_RANK": "1"}])
+def test_a_rank_that_thinks_it_is_alone_is_refused(environ) -> None:
+    with pytest.raises(ConfigError, match="MPI says rank 0 of 1"):
+        check(1, 0, environ)
+
+
+def test_even_the_first_of_n_single_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="started 5 processes, this one as rank 0"):
+        check(1, 0, {**HYDRA, "PMI_RANK": "0"})
+
+
+@pytest.mark.parametrize(("size", "rank"), [(3, 2), (5, 1)])
+def test_another_size_or_rank_is_refused(size: int, rank: int) -> None:
+    with pytest.raises(ConfigError, match=f"rank 3, but MPI says rank {rank} of {size}"):
+        check(size, rank, HYDRA)
+
+
+def test_the_complaint_tells_the_command_that_helps() -> None:
+    with pytest.raises(ConfigError, match=r"srun --mpi=pmi2 -n 4 python -m mpi4py -m hpcvfl"):
+        check(1, 0, SRUN_NONE)
+    with pytest.raises(ConfigError, match=r"mpi\w*:?.* -n 5 python -m mpi4py -m hpcvfl"):
+        check(1, 0, HYDRA)
+
+
+CHECKED = """
+from mpi4py import MPI
+from hpcvfl.errors import ConfigError
+from hpcvfl.transport import launcher
+world = MPI.COMM_WORLD
+try:
+    launcher.check(world.Get_size(), world.Get_rank())
+    print("passed", world.Get_rank(), flush=True)
+except ConfigError as error:
+    print("refused", error, flush=True)
+    raise SystemExit(error.exit_code)
+"""
+
+
+def launch(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    names = {"PMI_", "PMIX_", "OMPI_", "SLURM_", "MPI_LOCAL"}
+    environ = {k: v for k, v in os.environ.items() if not any(k.startswith(n) for n in names)}
+    environ |= {"PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def mpiexec() -> str:
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else "mpiexec"
+
+
+@pytest.mark.timeout(90)
+def test_a_real_launch_passes() -> None:
+    done = launch(mpiexec(), "-n", "3", sys.executable, "-m", "mpi4py", "-c", CHECKED)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "passed 0", "passed 1", "passed 2"]
+
+
+@pytest.mark.timeout(90)
+def test_real_processes_that_the_launcher_does_not_reach_are_refused() -> None:
+    """mpiexec whose variables the MPI library does not get: each rank is 0 of 1."""
+    hide = ["env", "-u", "PMI_FD", "-u", "PMI_RANK", "-u", "PMI_SIZE", "-u", "PMI_PORT"]
+    done = launch(mpiexec(), "-n", "2", *hide, sys.executable, "-c", CHECKED)
+    assert done.stdout.count("refused launch: mpiexec started 2 processes") == 2, done.stdout
+    assert done.returncode != 0
+
+
+@pytest.mark.timeout(90)
+def test_srun_without_mpi_is_refused() -> None:
+    done = launch(
+        sys.executable, "-c", CHECKED, SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="2", SLURM_NTASKS="4"
+    )
+    assert "srun started 4 processes, this one as rank 2, but MPI says rank 0 of 1" in done.stdout
+    assert done.returncode == ConfigError.exit_code
