@@ -153,7 +153,7 @@ def load_config(arguments: Sequence[str]) -> Config:
 
     Raises ConfigError with one line, whatever is wrong: the file, a field, a value.
     """
-    from hpcvfl.config import build, merge, nest
+    from hpcvfl.config import build, merge
     from hpcvfl.overrides import parse_overrides, take_party_overrides
 
     if arguments[0] in ("-h", "--help"):
@@ -162,7 +162,7 @@ def load_config(arguments: Sequence[str]) -> Config:
     rest, party = take_party_overrides(arguments[1:])
     config = parse_overrides(build(table), rest)
     blocks = {
-        k: merge(nest(config.party.get(k, {})), party.get(k, {})) for k in {*config.party, *party}
+        k: merge(config.party.get(k, {}), party.get(k, {})) for k in {*config.party, *party}
     }
     return build({**config.model_dump(), "party": blocks})
 

@@ -179,8 +179,14 @@ class Config(Section):
 
     @field_validator("party", mode="before")
     @classmethod
-    def _integer_keys(cls, value: Any) -> Any:
-        return {int(k): v for k, v in value.items()} if isinstance(value, dict) else value
+    def _one_spelling(cls, value: Any) -> Any:
+        """Block numbers as integers, "model.tower" as nested tables."""
+        if not isinstance(value, dict):
+            return value
+        for block, override in value.items():
+            if not str(block).isdecimal() or not isinstance(override, dict):
+                raise ValueError(f"{block!r}: due is a table of fields for a number, [party.2]")
+        return {int(block): nest(override) for block, override in value.items()}
 
     @model_validator(mode="after")
     def _party_overrides_are_local(self) -> Config:
@@ -202,7 +208,7 @@ class Config(Section):
         override = self.party.get(block)
         if not override:
             return self
-        return build(merge(self.model_dump(), nest(override)))
+        return build(merge(self.model_dump(), override))
 
 
 def all_fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Scope]]:

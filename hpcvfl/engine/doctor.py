@@ -1,0 +1,98 @@
+"""What the program finds on this machine and in this launch, before anybody trains."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hpcvfl.engine.agree import exchange
+from hpcvfl.engine.run import versions
+from hpcvfl.transport import launcher
+from hpcvfl.transport.base import Transport
+
+LAUNCHER_PREFIXES = ("PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_", "MPI_LOCAL")
+LAUNCHER_NAMES = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+THREAD_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_PROC_BIND")
+
+
+def examine(transport: Transport, affinity_before: list[int]) -> dict[str, Any]:
+    """Everybody's findings, the same on every rank.
+
+    affinity_before : cores this process could use before torch was imported
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    own = {
+        "host": platform.node(),
+        "affinity_before": affinity_before,
+        "affinity_after": cores,
+        "torch_threads": torch.get_num_threads(),
+        "launcher": chosen(os.environ, LAUNCHER_PREFIXES, LAUNCHER_NAMES),
+        "threads": chosen(os.environ, (), THREAD_NAMES),
+    }
+    launch = launcher.detect()
+    return {
+        "ranks": exchange(transport, own),
+        "transport": transport.name,
+        "library": getattr(transport, "library", "no MPI in this process"),
+        "launched_by": launch.name if launch else "no launcher",
+        "cores": os.cpu_count() or 1,
+        "versions": versions(),
+    }
+
+
+def chosen(
+    environ: Mapping[str, str], prefixes: tuple[str, ...], names: tuple[str, ...]
+) -> dict[str, str]:
+    """The variables of interest that are set."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name in names or (prefixes and name.startswith(prefixes))
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """The findings as a page; what needs doing starts with "!"."""
+    ranks = found["ranks"]
+    lines = [
+        f"ranks      {len(ranks)} ({found['transport']}), started by {found['launched_by']}",
+        f"MPI        {found['library']}",
+        "launcher   agrees with the communicator",
+        "versions   " + ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
+    ]
+    for rank, own in enumerate(ranks):
+        before, after = own["affinity_before"], own["affinity_after"]
+        lines.append(
+            f"rank {rank:<5} host {own['host']}, cores {spell(before)} before and {spell(after)}"
+            f" after importing torch, {own['torch_threads']} torch threads"
+        )
+        if before != after:
+            lines.append(f"! rank {rank}: importing torch took cores away; unset OMP_PROC_BIND")
+    shared = {own["host"]: [o["host"] for o in ranks].count(own["host"]) for own in ranks}
+    per_rank = max(1, found["cores"] // max(shared.values()))
+    lines.append(
+        f"threads    {found['cores']} cores for {max(shared.values())} ranks a host allow"
+        f" --threads {per_rank} (the config's default is 1)"
+    )
+    if max(shared.values()) > found["cores"]:
+        lines.append("! more ranks than cores: fine for tests, not for timing")
+    for name, value in {**ranks[0]["launcher"], **ranks[0]["threads"]}.items():
+        lines.append(f"variable   {name}={value} (rank 0)")
+    return "\n".join(lines)
+
+
+def spell(cores: list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2,5"; "unknown" where the system does not tell."""
+    if not cores:
+        return "unknown"
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in runs)

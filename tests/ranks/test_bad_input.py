@@ -1,0 +1,195 @@
+"""Bad input: one clear line, a non-zero exit, before any work; in one process."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tomli_w
+from support.launch import environment
+from support.runs import TINY
+
+from hpcvfl.cli import main
+from hpcvfl.config import merge, nest
+
+
+def lines_of(capsys):
+    out = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("run folder")]
+    return [x for x in out if x.strip()]
+
+
+def write_config(folder, **over):
+    paths = {"run.folder": str(folder / "runs")} | {
+        k.replace("__", "."): v for k, v in over.items()
+    }
+    path = folder / "run.toml"
+    path.write_text(tomli_w.dumps(merge(TINY, nest(paths))))
+    return str(path)
+
+
+def write_shards(folder, change=lambda block, arrays: None):
+    """One .npz a block for two parties, as a user would bring them; `change` spoils one."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 50)
+    party = {}
+    for block in range(3):
+        arrays = {
+            "train_y": labels[:40],
+            "test_y": labels[40:],
+            "train_ids": np.arange(40),
+            "test_ids": np.arange(40, 50),
+        }
+        if block:
+            arrays |= {"train_x": rng.normal(size=(40, 5)), "test_x": rng.normal(size=(10, 5))}
+        change(block, arrays)
+        np.savez(folder / f"{block}.npz", **arrays)
+        party[str(block)] = {"data": {"root": str(folder / f"{block}.npz")}}
+    return write_config(
+        folder, num_parties=2, data__dataset="files", data__batch_size=20, party=party
+    )
+
+
+def spoil(block, name, value):
+    def change(b, arrays):
+        if b == block:
+            arrays[name] = value(arrays[name])
+
+    return change
+
+
+def with_value(at, value):
+    def put(array):
+        array = array.astype(type(value) if isinstance(value, float) else array.dtype).copy()
+        array[at] = value
+        return array
+
+    return put
+
+
+def test_the_unspoiled_shards_train(tmp_path, capsys):
+    assert main(["train", write_shards(tmp_path)]) == 0
+    assert "test accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "code"),
+    [
+        (spoil(1, "train_x", lambda x: x[:-1]), ["rank 1", "39 rows", "40"], 3),
+        (
+            spoil(2, "train_x", with_value((3, 4), float("nan"))),
+            ["rank 2", "row 3, column 4", "nan"],
+            3,
+        ),
+        (spoil(1, "train_y", with_value(7, -1)), ["rank 1", "train_y row 7 is -1"], 3),
+        (spoil(2, "train_x", lambda x: x[:0]), ["rank 2", "empty shard"], 3),
+        (spoil(1, "train_ids", lambda x: x[::-1]), ["rank 1", "sample ids", "same order"], 2),
+    ],
+    ids=["odd rows", "nan", "label", "empty", "ids"],
+)
+def test_a_spoiled_shard_is_named_by_rank_and_place(tmp_path, capsys, change, words, code):
+    assert main(["train", write_shards(tmp_path, change)]) == code
+    lines = lines_of(capsys)
+    assert len(lines) == 1, lines
+    assert all(word in lines[0] for word in words), lines[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_fewer_rows_at_one_party_than_at_the_others(tmp_path, capsys):
+    def change(block, arrays):
+        if block == 2:
+            for name in ("train_x", "train_y", "train_ids"):
+                arrays[name] = arrays[name][:30]
+
+    assert main(["train", write_shards(tmp_path, change)]) == 2
+    (line,) = lines_of(capsys)
+    assert "rank 2: number of training rows is 30, rank 0 has 40" in line
+
+
+@pytest.mark.parametrize(
+    ("over", "words", "code"),
+    [
+        ({"codec": "scalar:bits=0"}, "bits = '0'; possible: 1, 2", 2),
+        ({"codec": "scalar:bits=9"}, "bits = '9'; possible: 1, 2", 2),
+        ({"head_codec": "gzip"}, "unknown codec 'gzip'", 2),
+        ({"data__batch_size": 5000}, "batch_size = 5000 is larger than the 104 training rows", 3),
+        ({"data__dataset": "mnist"}, "choices: digits, fashion-mnist", 2),
+        ({"model__tower": "vit"}, "model.tower = 'vit': unknown; choices: mlp", 2),
+        ({"model__tower": "no.such:Tower"}, "cannot be imported", 2),
+        ({"num_parties": 13}, "13", 2),
+        ({"foo": 1}, "unknown field 'foo'", 2),
+        ({"algorithm__local_steps": 0}, "algorithm.local_steps = 0", 2),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_a_bad_field_is_one_line(tmp_path, capsys, over, words, code):
+    assert main(["train", write_config(tmp_path, **over)]) == code
+    (line,) = lines_of(capsys)
+    assert words in line
+
+
+def test_an_unwritable_run_folder_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    path = write_config(tmp_path, run__folder=str(tmp_path / "file" / "runs"))
+    assert main(["train", path]) == 2
+    (line,) = lines_of(capsys)
+    assert "run.folder" in line
+    assert "cannot be written" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["fly"], "verbs: train, evaluate, report, doctor, bench"),
+        (["train"], "train: which config?"),
+        (["evaluate"], "evaluate: one run folder is due"),
+        (["evaluate", "nowhere"], "nowhere/config.toml: cannot be read"),
+        (["report"], "report: name at least one run folder"),
+        (["report", "nowhere"], "nowhere: no summary.json"),
+        (["report", "--out"], "--out needs a folder"),
+        (["doctor", "please"], "doctor: takes no argument"),
+        (["bench", "everything"], "kernels, exchange, round"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_a_wrong_call_of_a_verb_is_one_line(capsys, words, part):
+    assert main(words) in (2, 3)
+    (line,) = lines_of(capsys)
+    assert part in line
+
+
+@pytest.mark.parametrize(
+    ("tower", "words"),
+    [("ExplodingTower", "block 2, round"), ("CrashingTower", "a fault in the tower")],
+)
+def test_a_failure_inside_a_round_ends_the_run_in_one_process(tmp_path, tower, words):
+    path = write_config(tmp_path, party={"2": {"model": {"tower": f"support.modules:{tower}"}}})
+    command = [sys.executable, "-m", "hpcvfl", "train", path]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env=environment(), check=False
+    )
+    assert done.returncode in (1, 7)
+    assert words in done.stderr
+
+
+def test_a_launcher_that_does_not_reach_mpi_is_refused(tmp_path):
+    env = environment() | {"PMI_SIZE": "3", "PMI_RANK": "0", "HPCVFL_TEST": "1"}
+    env.pop("PMI_FD", None)
+    program = (
+        "import sys; from hpcvfl.transport import launcher; from hpcvfl.errors import ConfigError\n"
+        "try: launcher.check(1, 0)\n"
+        "except ConfigError as e: print(e); sys.exit(e.exit_code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "3 processes" in done.stdout
+    assert "rank 0 of 1" in done.stdout
+    assert "mpiexec" in done.stdout
+    assert os.linesep not in done.stdout.strip()

@@ -1,0 +1,83 @@
+"""Start the command line as a user does, under mpiexec or alone, with a hard time limit."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hpcvfl
+
+ROOT = Path(hpcvfl.__file__).parent.parent
+BESIDE = Path(sys.executable).with_name("mpiexec")
+MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
+
+
+def environment():
+    """This environment with the package and the tests' modules importable and no launcher's
+    variables.
+    """
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "MPI_"))}
+    return kept | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "OMP_NUM_THREADS": "1"}
+
+
+def mpi_words(num_ranks, *words):
+    """Command line of `hpcvfl words..` on num_ranks ranks."""
+    return [MPIEXEC, "-n", str(num_ranks), sys.executable, "-m", "mpi4py", "-m", "hpcvfl", *words]
+
+
+def run(command, timeout_s=100):
+    """Finished process with stdout and stderr as text."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, env=environment(), check=False
+    )
+
+
+def start(command, log):
+    """A running process whose output goes to the file `log`."""
+    with Path(log).open("w") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment())
+
+
+def rank_pids(mpiexec_pid):
+    """{rank: pid} of the ranks below an mpiexec."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if not below(int(entry.name), mpiexec_pid):
+                continue
+            pairs = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended meanwhile
+        for pair in pairs:
+            if pair.startswith(b"PMI_RANK="):
+                found[int(pair[9:])] = int(entry.name)
+    return found
+
+
+def below(pid, ancestor):
+    """Whether `ancestor` is among the parents of `pid`."""
+    while pid > 1 and pid != ancestor:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == ancestor
+
+
+def alive(pid):
+    """Whether the process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, timeout_s):
+    """Seconds until condition(), or an AssertionError after timeout_s."""
+    begun_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun_s < timeout_s, f"not within {timeout_s} s"
+        time.sleep(0.02)
+    return time.monotonic() - begun_s
