@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcvfl import seeds
-from hpcvfl.errors import ConfigError, NonFiniteError, WireError
+from hpcvfl.errors import ConfigError, NonFiniteError
 from hpcvfl.kernels import scan
 
 Array = npt.NDArray[np.generic]
@@ -79,7 +80,7 @@ class Message:
     def __init__(self, codec: Codec, shapes: Sequence[tuple[int, ...]], dtype: np.dtype) -> None:
         self.codec = codec
         self.shapes = [tuple(shape) for shape in shapes]
-        self.count = sum(int(np.prod(shape)) for shape in self.shapes)
+        self.count = sum(math.prod(shape) for shape in self.shapes)
         sizes = [codec.nbytes(shape, dtype.itemsize) for shape in self.shapes]
         self._cuts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
         self.nbytes: int = self._cuts[-1]
@@ -108,13 +109,6 @@ def check_status(status: int) -> None:
     """Turn the status of a scan kernel into NonFiniteError."""
     if status:
         raise NonFiniteError(f"{'NaN' if status == 1 else 'Inf'} in a message")
-
-
-def require_scales(*scales: Array) -> None:
-    """Raise WireError if a scale that came over the wire is NaN or Inf."""
-    for scale in scales:
-        if not np.isfinite(scale).all():
-            raise WireError("a scale in the payload is not a finite number; the payload is corrupt")
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -26,7 +27,7 @@ class NoneCodec(Codec):
 
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Elements times their size."""
-        return int(np.prod(shape)) * itemsize
+        return math.prod(shape) * itemsize
 
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """Copy the bytes; NaN and Inf are refused as in every codec."""
@@ -51,7 +52,7 @@ class _HalfCodec(Codec):
 
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Two bytes a value."""
-        return 2 * int(np.prod(shape))
+        return 2 * math.prod(shape)
 
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """Round; a finite value that would become Inf is refused."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,7 @@ _HAS_PAYLOAD_CRC = 1
 assert _HEADER.size == HEADER_NBYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What a frame says of itself; the fields are those of the table above."""
 
     kind: str
@@ -89,56 +88,48 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
     due : kind, codec, sender, round, count, payload_nbytes and batch_hash that must be there
     Raises WireError that says who, round, what came and what was due.
     """
-    where = f"round {due.round_index}: {due.kind} from rank {due.sender}"
+
+    def where() -> str:
+        return f"round {due.round_index}: {due.kind} from rank {due.sender}"
+
     if frame_B.size < HEADER_NBYTES:
         raise WireError(
-            f"{where} has {frame_B.size} bytes, a header needs {HEADER_NBYTES}; cut short"
+            f"{where()} has {frame_B.size} bytes, a header needs {HEADER_NBYTES}; cut short"
         )
     fields = _HEADER.unpack_from(frame_B.data, 0)
-    magic, version, kind, codec, flags, sender, tau, round_index, count, payload_nbytes = fields[
-        :10
-    ]
-    w_bar, seconds, batch_hash, payload_crc, header_crc = fields[10:]
+    magic, version, kind, codec, flags, sender, tau, round_index = fields[:8]
+    count, payload_nbytes, w_bar, seconds, batch_hash, payload_crc, header_crc = fields[8:]
     if magic != MAGIC:
         raise WireError(
-            f"{where} starts with {magic!r}, due {MAGIC!r}; not a frame, or none arrived"
+            f"{where()} starts with {magic!r}, due {MAGIC!r}; not a frame, or none arrived"
         )
     if header_crc != zlib.crc32(frame_B.data[:60]):
         raise WireError(
-            f"{where}: header checksum does not match; the frame was corrupted on its way"
+            f"{where()}: header checksum does not match; the frame was corrupted on its way"
         )
     if version != WIRE_VERSION:
         raise WireError(
-            f"{where} has wire version {version}, here {WIRE_VERSION}; install one version"
+            f"{where()} has wire version {version}, here {WIRE_VERSION}; install one version"
         )
     kind_name = KINDS[kind] if kind < len(KINDS) else f"kind {kind}"
     came = (kind_name, codec, sender, round_index, count, payload_nbytes, batch_hash)
-    want = (due.kind, due.codec, due.sender, due.round_index, due.count, due.payload_nbytes)
-    for name, got, expected in zip(_CHECKED, came, (*want, due.batch_hash), strict=True):
-        if got != expected:
-            raise WireError(f"{where}: {name} is {got}, due {expected}; {_ADVICE[name]}")
+    want = (*due[:6], due.batch_hash)
+    if came != want:
+        name, got, expected = next(
+            x for x in zip(_CHECKED, came, want, strict=True) if x[1] != x[2]
+        )
+        raise WireError(f"{where()}: {name} is {got}, due {expected}; {_ADVICE[name]}")
     if frame_B.size != HEADER_NBYTES + payload_nbytes:
         raise WireError(
-            f"{where} has {frame_B.size} bytes, due {HEADER_NBYTES + payload_nbytes}; cut short"
+            f"{where()} has {frame_B.size} bytes, due {HEADER_NBYTES + payload_nbytes}; cut short"
         )
     if bool(flags & _HAS_PAYLOAD_CRC) != checksum_payload:
         raise WireError(
-            f"{where}: payload checksum {'un' * (not flags)}expected; wire.checksum differs"
+            f"{where()}: payload checksum {'un' * (not flags)}expected; wire.checksum differs"
         )
     if checksum_payload and payload_crc != zlib.crc32(frame_B.data[HEADER_NBYTES:]):
-        raise WireError(f"{where}: payload checksum does not match; corrupted on its way")
-    return Header(
-        kind_name,
-        codec,
-        sender,
-        round_index,
-        count,
-        payload_nbytes,
-        tau,
-        w_bar,
-        seconds,
-        batch_hash,
-    )
+        raise WireError(f"{where()}: payload checksum does not match; corrupted on its way")
+    return due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
 
 
 _CHECKED = ("kind", "codec", "sender", "round", "count", "payload_nbytes", "batch_hash")

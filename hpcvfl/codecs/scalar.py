@@ -7,8 +7,11 @@ a keyed generator on both sides, where the published code subtracts an array tha
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +22,6 @@ from hpcvfl.codecs.base import (
     check_status,
     choice,
     known_options,
-    require_scales,
 )
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.kernels import bits as bit_kernels
@@ -109,109 +111,114 @@ class ScalarCodec(Codec):
 
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Two float32 a range, and the codes."""
-        return 8 * self._num_ranges(shape) + bit_kernels.packed_nbytes(
-            int(np.prod(shape)), self.bits
-        )
+        codes = bit_kernels.packed_nbytes(math.prod(shape), self.bits)
+        return _SIDE.size * self._num_ranges(shape) + codes
 
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """One or two passes over the tensor: scan (unless fixed), then quantise and pack."""
-        # The kernels are float32; a float64 tensor is rounded first (2**-24, far below one step).
-        x_RC = _as_matrix(x.astype(np.float32, copy=False), self.scope)
-        if x_RC.size == 0:
+        if x.size == 0:
             return
-        lo_G, step_G = self._levels(x_RC)
-        side_B = lo_G.nbytes + step_G.nbytes if not self.fixed else 0
-        if side_B:
-            out_B[:side_B].view(np.float32)[: lo_G.size] = lo_G
-            out_B[:side_B].view(np.float32)[lo_G.size :] = step_G
-        inverse_G = np.zeros_like(step_G)
+        # The kernels are float32; a float64 tensor is rounded first (2**-24, far below one step).
+        x = x if x.dtype == np.float32 else x.astype(np.float32)
+        num_ranges = self._num_ranges(x.shape)
+        codes_B = out_B[_SIDE.size * num_ranges :]
+        if num_ranges > 1:
+            self._encode_columns(x.reshape(-1, num_ranges), key, out_B, codes_B)
+            return
+        x_N = x.reshape(-1)
+        lo, step = self._fixed_level() if self.fixed else self._level(x_N)
+        if num_ranges:
+            _SIDE.pack_into(out_B.data, 0, lo, step)
         # A step below the normal floats has no finite inverse: such a range is one level.
-        np.divide(np.float32(1), step_G, out=inverse_G, where=step_G >= _SMALLEST_STEP)
-        codes_B = out_B[side_B:]
-        if self.scope == "column" and lo_G.size > 1:
-            status = scalar.encode_uniform_columns(
-                x_RC, lo_G, inverse_G, self.bits, self.dither, key, codes_B
-            )
-        else:
-            status = scalar.encode_uniform(
-                x_RC.reshape(-1), lo_G[0], inverse_G[0], self.bits, self.dither, key, codes_B
-            )
-        check_status(status)
+        inverse = 1.0 / step if step >= _SMALLEST_STEP else 0.0
+        check_status(scalar.encode_uniform(x_N, lo, inverse, self.bits, self.dither, key, codes_B))
 
     def decode(self, payload_B: Bytes, key: int, out: Array) -> None:
         """One pass: unpack, subtract the dither, scale."""
         if out.size == 0:
             return
         num_ranges = self._num_ranges(out.shape)
-        if self.fixed:
-            lo_G, step_G = self._fixed_levels()
-        else:
-            side_2G = payload_B[: 8 * num_ranges].copy().view(np.float32)
-            lo_G, step_G = side_2G[:num_ranges], side_2G[num_ranges:]
-            require_scales(lo_G, step_G)
-            if (step_G < 0).any() or not np.isfinite(
-                lo_G + step_G * np.float32(2**self.bits)
-            ).all():
-                raise WireError(
-                    "a step in the payload is negative or overflows; the payload is corrupt"
-                )
-        codes_B = payload_B[8 * num_ranges :]
-        as_float32 = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
-        out_RC = _as_matrix(as_float32, self.scope)
+        codes_B = payload_B[_SIDE.size * num_ranges :]
+        to = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
         if num_ranges > 1:
+            side_2G = payload_B[: _SIDE.size * num_ranges].copy().view(np.float32)
+            lo_G, step_G = side_2G[:num_ranges], side_2G[num_ranges:]
+            # NaN fails every comparison, so it is refused here too.
+            if not (
+                np.abs(lo_G).max() + step_G.max() * 2**self.bits < FLOAT32_MAX and step_G.min() >= 0
+            ):
+                raise WireError(_BAD_SIDE)
             scalar.decode_uniform_columns(
-                codes_B, lo_G, step_G, self.bits, self.dither, key, out_RC
+                codes_B, lo_G, step_G, self.bits, self.dither, key, to.reshape(-1, num_ranges)
             )
         else:
-            scalar.decode_uniform(
-                codes_B, lo_G[0], step_G[0], self.bits, self.dither, key, out_RC.reshape(-1)
-            )
-        if as_float32 is not out:
-            out[...] = as_float32
+            lo, step = _SIDE.unpack_from(payload_B.data) if num_ranges else self._fixed_level()
+            if not (abs(lo) + step * 2**self.bits < FLOAT32_MAX and step >= 0):
+                raise WireError(_BAD_SIDE)
+            scalar.decode_uniform(codes_B, lo, step, self.bits, self.dither, key, to.reshape(-1))
+        if to is not out:
+            out[...] = to
 
     def _num_ranges(self, shape: tuple[int, ...]) -> int:
+        """Ranges that are sent along: none if fixed, one a column if asked for, else one."""
         if self.fixed or 0 in shape:
             return 0
         return shape[-1] if self.scope == "column" and len(shape) > 1 else 1
 
-    def _fixed_levels(self) -> tuple[Array, Array]:
+    def _fixed_level(self) -> tuple[float, float]:
         lo, hi = self.fixed  # type: ignore[misc]
-        step = (hi - lo) / (2**self.bits - 1)
-        return np.array([lo], np.float32), np.array([step], np.float32)
+        return float(np.float32(lo)), float(np.float32((hi - lo) / (2**self.bits - 1)))
 
-    def _levels(self, x_RC: Array) -> tuple[Array, Array]:
-        """Lowest level and step of each range, float32."""
-        if self.fixed:
-            return self._fixed_levels()
-        scan_RC = x_RC if self.scope == "column" else x_RC.reshape(-1, 1)
-        stats_C2 = np.empty((scan_RC.shape[1], 2), np.float32)
+    def _level(self, x_N: Array) -> tuple[float, float]:
+        """Lowest level and step of one range, as float32 spells them."""
+        stats_12 = np.empty((1, 2), np.float32)
+        if self.kind == "gauss":
+            check_status(scan.moments_columns(x_N.reshape(-1, 1), stats_12))
+        else:
+            check_status(scan.minmax(x_N, stats_12[0]))
+        lo, step = self._levels_from(*stats_12[0].tolist())
+        if not abs(lo) + step * 2**self.bits < FLOAT32_MAX:
+            raise NonFiniteError(_TOO_WIDE)
+        lo, step = _SIDE.unpack(_SIDE.pack(lo, step))
+        return lo, step
+
+    def _encode_columns(self, x_RC: Array, key: int, out_B: Bytes, codes_B: Bytes) -> None:
+        """One range a column; `codes_B` is the part of `out_B` behind the ranges."""
+        num_ranges = x_RC.shape[1]
+        stats_C2 = np.empty((num_ranges, 2), np.float32)
+        scanned = scan.moments_columns if self.kind == "gauss" else scan.minmax_columns
+        check_status(scanned(x_RC, stats_C2))
+        side_2G = np.empty((2, num_ranges), np.float32)
+        first_G, second_G = stats_C2.astype(np.float64).T
+        lo_G, step_G = self._levels_from(first_G, second_G)
+        if not np.abs(lo_G).max() + step_G.max() * 2**self.bits < FLOAT32_MAX:
+            raise NonFiniteError(_TOO_WIDE)
+        side_2G[0], side_2G[1] = lo_G, step_G
+        out_B[: side_2G.nbytes] = side_2G.reshape(-1).view(np.uint8)
+        inverse_G = np.zeros(num_ranges, np.float32)
+        np.divide(1, side_2G[1], out=inverse_G, where=side_2G[1] >= _SMALLEST_STEP)
+        check_status(
+            scalar.encode_uniform_columns(
+                x_RC, side_2G[0], inverse_G, self.bits, self.dither, key, codes_B
+            )
+        )
+
+    def _levels_from(self, first: Any, second: Any) -> tuple[Any, Any]:
+        """(lowest level, step) from (mean, deviation) or (min, max), numbers or arrays of
+        float64.
+        """
         top = 2**self.bits - 1
         if self.kind == "gauss":
-            check_status(scan.moments_columns(scan_RC, stats_C2))
-            mean_C, std_C = stats_C2.astype(np.float64).T
-            step_C = GAUSS_STEP[self.bits] * std_C
-            lo_C = mean_C - 0.5 * top * step_C
-        else:
-            if scan_RC.shape[1] == 1:
-                check_status(scan.minmax(x_RC.reshape(-1), stats_C2[0]))
-            else:
-                check_status(scan.minmax_columns(scan_RC, stats_C2))
-            lo_C, hi_C = stats_C2.astype(np.float64).T
-            step_C = (hi_C - lo_C) / top
-        with np.errstate(over="ignore"):
-            lo_G, step_G = lo_C.astype(np.float32), step_C.astype(np.float32)
-            reach_G = lo_G + step_G * np.float32(2**self.bits)
-        if not np.isfinite(reach_G).all():
-            raise NonFiniteError("the range of a message overflows float32")
-        return lo_G, step_G
+            step = GAUSS_STEP[self.bits] * second
+            return first - 0.5 * top * step, step
+        return first, (second - first) / top
 
 
-_SMALLEST_STEP = np.float32(2.0**-125)
-
-
-def _as_matrix(x: Array, scope: str) -> Array:
-    """(R, C) view: the last axis is the column axis; anything one-dimensional is one column."""
-    return x.reshape(-1, x.shape[-1] if scope == "column" and x.ndim > 1 else 1)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+_SIDE = struct.Struct("<ff")
+_SMALLEST_STEP = 2.0**-125
+_BAD_SIDE = "a range in the payload is negative or not finite; the payload is corrupt"
+_TOO_WIDE = "the range of a message overflows float32"
 
 
 def _fixed_range(text: str, ends: list[str]) -> tuple[float, float]:

@@ -5,7 +5,7 @@ others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class Exchange:
         except NonFiniteError as error:
             raise NonFiniteError(f"block {rank}, round {round_index}: {error}") from None
         due = self._due(rank, round_index, rows_hash, layouts_R[rank])
-        header = replace(due, tau=tau, w_bar=w_bar, seconds=seconds)
+        header = due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
         write_header(frame_B, header, self.agreement.checksum_payload)
 
     def swap(self, batch_size: int) -> None:
