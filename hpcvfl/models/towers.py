@@ -30,9 +30,10 @@ class MLPTower(nn.Module):
 
 
 class CNNTower(nn.Module):
-    """Two 3x3 convolutions with ReLU and 2x2 max-pooling, then a linear embedding; small and quick.
+    """Two convolutions of stride 2, ReLU, a linear embedding, layer normalisation; small and quick.
 
-    For patches of 14x14 or 16x16 pixels; works from 4x4 up.
+    For patches of 14x14 or 16x16 pixels; works from 4x4 up. Each embedding has mean 0 and variance
+    1 over its P values (no trained scale): no party's range runs away between two exchanges.
     """
 
     def __init__(self, input_shape: tuple[int, ...], embedding_dim: int) -> None:
@@ -43,15 +44,20 @@ class CNNTower(nn.Module):
                 f" this party's samples have shape {input_shape}; choose mlp"
             )
         channels, height, width = input_shape
+        # Strides, not pooling: with 3x3, pooling and the same widths a round of 4 towers costs
+        # 34 ms on one core at B = 100, with strides 7-9 ms (bench/LOG.md).
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, 16, 3, padding=1),
+            nn.Conv2d(channels, 16, 5, stride=2, padding=2),
             nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
             nn.ReLU(),
-            nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(32 * (height // 4) * (width // 4), embedding_dim),
+            nn.Linear(32 * -(-height // 4) * -(-width // 4), embedding_dim),
+            # Fashion-MNIST, B = 1000, rate 0.5, five epochs: 86.9 % with, 83.2 % without.
+            # A single value has no variance to divide by.
+            nn.LayerNorm(embedding_dim, elementwise_affine=False)
+            if embedding_dim > 1
+            else nn.Identity(),
         )
 
     def forward(self, x: Tensor) -> Tensor:

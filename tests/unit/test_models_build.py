@@ -93,7 +93,7 @@ def test_a_tower_maps_a_batch_to_embeddings_and_every_weight_gets_a_gradient(nam
     h = module(x)
     assert h.shape == (3, 7)
     assert h.dtype == x.dtype
-    (h**2).sum().backward()
+    (h * torch.linspace(-1, 2, 7, dtype=h.dtype)).sum().backward()
     grads = [p.grad for p in module.parameters()]
     assert all(grad is not None and torch.isfinite(grad).all() for grad in grads)
     assert sum(grad.abs().sum() for grad in grads) > 0
@@ -139,6 +139,18 @@ def test_resnet18_has_the_widths_of_the_paper_and_keeps_small_images_large():
     module(torch.zeros(2, 3, 16, 16))
     assert seen == [(2, 64, 16, 16)]
     assert isinstance(module.fc, nn.Linear)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+def test_an_embedding_of_the_cnn_has_mean_zero_and_variance_one_whatever_the_scale(scale):
+    h = tower("cnn", IMAGE, dtype="float64")(scale * torch.randn(5, *IMAGE, dtype=torch.float64))
+    assert torch.allclose(h.mean(1), torch.zeros(5, dtype=h.dtype), atol=1e-12)
+    assert torch.allclose(h.var(1, correction=0), torch.ones(5, dtype=h.dtype), atol=0.02)
+
+
+def test_a_cnn_embedding_of_one_value_still_depends_on_the_image():
+    h = tower("cnn", IMAGE, embedding_dim=1)(torch.randn(5, *IMAGE))
+    assert len(set(h.flatten().tolist())) == 5
 
 
 def test_the_linear_head_of_four_parties_has_650_parameters():
