@@ -18,6 +18,8 @@ PHASES = (
     "eval",
     "other",
 )
+TRAINING_PHASES = ("forward", "encode", "wait", "wire", "decode", "local steps")
+WORKING_PHASES = ("forward", "encode", "decode", "local steps")
 
 TRACED_EVENTS = 4096
 """Events kept for the chrome trace (about 500 rounds); totals go on for ever."""
@@ -51,13 +53,11 @@ class PhaseClock:
 
     def training_s(self) -> float:
         """Seconds in rounds so far: no start-up, loading or evaluation."""
-        return sum(
-            self.seconds[p] for p in ("forward", "encode", "wait", "wire", "decode", "local steps")
-        )
+        return sum(self.seconds[phase] for phase in TRAINING_PHASES)
 
     def computing_s(self) -> float:
         """Seconds of own work in rounds so far: training time less waiting and moving bytes."""
-        return sum(self.seconds[p] for p in ("forward", "encode", "decode", "local steps"))
+        return sum(self.seconds[phase] for phase in WORKING_PHASES)
 
     def write_trace(self, path: Path, rank: int) -> None:
         """The first events as a chrome://tracing file."""

@@ -47,7 +47,7 @@ class Header(NamedTuple):
     codec: int
     sender: int
     round_index: int
-    count: int
+    num_values: int
     payload_nbytes: int
     tau: int = 0
     w_bar: float = 0.0
@@ -71,7 +71,7 @@ def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False)
         header.sender,
         header.tau,
         header.round_index,
-        header.count,
+        header.num_values,
         header.payload_nbytes,
         header.w_bar,
         header.seconds,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcvfl import __version__
-from hpcvfl.clock import PhaseClock
+from hpcvfl.clock import WORKING_PHASES, PhaseClock
 from hpcvfl.config import Config, digest
 from hpcvfl.data import Batches
 from hpcvfl.engine import folder
@@ -227,7 +227,7 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
 
 def busy_s(seconds: dict[str, float]) -> float:
     """Seconds of own work of a rank, from its phases."""
-    return sum(seconds[p] for p in ("forward", "encode", "decode", "local steps"))
+    return sum(seconds[phase] for phase in WORKING_PHASES)
 
 
 def bytes_by(told: list[dict[str, Any]]) -> dict[str, dict[str, int]]:

@@ -61,7 +61,7 @@ def test_payload_checksum_finds_every_flipped_payload_byte():
         ("codec", 2, "codec is 2, due 1; codecs differ"),
         ("sender", 4, "sender is 4, due 3"),
         ("round_index", 16, "round is 16, due 17"),
-        ("count", 101, "count is 101, due 100"),
+        ("num_values", 101, "count is 101, due 100"),
         ("payload_nbytes", 24, "payload_nbytes is 24, due 25"),
         ("batch_hash", 98, "batch_hash is 98, due 99; the ranks drew different rows"),
     ],

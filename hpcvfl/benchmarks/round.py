@@ -1,0 +1,112 @@
+"""Where a round's time goes, how it grows, what our own part of it is, and how long a start takes.
+
+It launches mpiexec itself: M + 1 ranks for each row. One axis at a time from M = 4, B = 1000, P =
+64.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcvfl.benchmarks.common import Report
+from hpcvfl.clock import TRAINING_PHASES
+
+CENTRE = {"M": 4, "B": 1000, "P": 64}
+AXES = {"M": (2, 4, 8, 16), "B": (100, 1000, 10_000), "P": (16, 64, 256, 1024)}
+CODEC = "scalar:bits=4"
+OVERHEAD_MS = 0.5
+START_S = 15.0
+TIMEOUT_S = 300
+
+
+def mpiexec() -> str:
+    """The launcher beside this Python, or the first on the path."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise SystemExit("bench round: no mpiexec found; pip install 'hpcvfl[mpich]'")
+    return found
+
+
+def worker(m: int, b: int, p: int, pattern: str, rounds: int, compare: bool) -> dict[str, Any]:
+    """Result of one configuration, from the line that its rank 0 prints."""
+    words = [str(x) for x in (m, b, p, pattern, rounds, CODEC, int(compare))]
+    command = [mpiexec(), "-n", str(m + 1), sys.executable, "-m", "mpi4py"]
+    command += ["-m", "hpcvfl.benchmarks.round_worker", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"bench round: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def start_seconds() -> float:
+    """Seconds from mpiexec to the end of the first round of preset digits at five ranks.
+
+    Read off the ledger that rank 0 closes at the end, so that writing plots and leaving do not
+    count.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [mpiexec(), "-n", "5", sys.executable, "-m", "mpi4py", "-m", "hpcvfl", "train"]
+        command += ["digits", "--run.folder", folder, "--algorithm.rounds", "1"]
+        begun_s = time.time()
+        subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True)
+        ledger = next(Path(folder).glob("*/metrics.jsonl"))
+        return ledger.stat().st_mtime - begun_s
+
+
+def configurations(smoke: bool) -> list[tuple[int, int, int, str]]:
+    """(M, B, P, pattern) of each row, without repeats."""
+    if smoke:
+        return [(2, 64, 8, "hub"), (2, 64, 8, "allgather")]
+    rows = []
+    for axis, values in AXES.items():
+        for value in values:
+            point = {**CENTRE, axis: value}
+            rows += [(*point.values(), pattern) for pattern in ("hub", "allgather")]
+    return list(dict.fromkeys(rows))  # type: ignore[arg-type]
+
+
+def rounds_for(m: int, b: int, p: int) -> int:
+    """Enough rounds for a median, within seconds."""
+    return 20 if m * b * p > 1_000_000 else 60
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark; see the module."""
+    report = Report("round", argv)
+    for m, b, p, pattern in configurations(report.smoke):
+        rounds = 5 if report.smoke else rounds_for(m, b, p)
+        result = worker(m, b, p, pattern, rounds, compare=False)
+        phases = {f"{phase} ms": round(result["party"][phase], 3) for phase in TRAINING_PHASES}
+        row = {"M": m, "B": b, "P": p, "pattern": pattern, "round ms": result["round_ms"]}
+        report.row(**row, **phases, **{"server busy ms": busy(result["server"])})
+        report.target("rounds run", result["rounds"], rounds, "rounds", any_size=True)
+    if not report.smoke:
+        repeats = [worker(4, 100, 16, "hub", 600, compare=True) for _ in range(3)]
+        middle = sorted(repeats, key=lambda r: r["overhead_ms"])[1]
+        report.row(M=4, B=100, P=16, pattern="hub", **{"round ms": middle["round_ms"]})
+        report.row(M=4, B=100, P=16, pattern="bare script", **{"round ms": middle["bare_ms"]})
+        value = middle["overhead_ms"]
+        report.target("own overhead M4 B100 P16", value, OVERHEAD_MS, "ms", at_most=True)
+        starts = [start_seconds() for _ in range(3)]
+        value = statistics.median(starts)
+        report.target("mpiexec to first round, 5 ranks", value, START_S, "s", at_most=True)
+    return report.finish()
+
+
+def busy(phases: dict[str, float]) -> float:
+    """Milliseconds of own work."""
+    return round(sum(phases[p] for p in ("forward", "encode", "decode", "local steps")), 3)
