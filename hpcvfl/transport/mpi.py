@@ -17,7 +17,7 @@ from mpi4py import MPI
 from hpcvfl.errors import TransportError, TransportTimeout
 from hpcvfl.transport.base import Bytes, Slots, Transport
 from hpcvfl.transport.rollcall import RollCall, Whereabouts, verdict
-from hpcvfl.transport.waiting import wait_until
+from hpcvfl.transport.waiting import PACE, Pace, wait_on
 
 LARGE_COUNTS = MPI.Get_version()[0] >= 4  # MPI-4 takes counts beyond 2**31 - 1
 INT_MAX = 2**31 - 1
@@ -31,17 +31,19 @@ class MpiTransport(Transport):
 
     timeout_s : float       longest wait of one verb, in seconds
     comm      : MPI.Comm    what to duplicate; None: COMM_WORLD
+    pace      : Pace        how it waits
     """
 
     name = "mpi"
 
-    def __init__(self, timeout_s: float = 300.0, comm: Any = None) -> None:
+    def __init__(self, timeout_s: float = 300.0, comm: Any = None, pace: Pace = PACE) -> None:
         """Duplicate the communicator twice, for frames and for the roll call, on every rank."""
         world = MPI.COMM_WORLD if comm is None else comm
         self._comm, roll_comm = world.Dup(), world.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         self.timeout_s, self.round_index, self.waited_s = timeout_s, -1, 0.0
         self._roll_comm, self._roll = roll_comm, RollCall(roll_comm)
+        self._pace = pace
         self._calls = 0  # collectives posted so far
         self._pending: list[Any] = []  # what MPI may still write to after a timeout
 
@@ -65,7 +67,9 @@ class MpiTransport(Transport):
         """See Transport; MPI_Ibarrier."""
         self._calls += 1
         try:
-            self._wait(self._comm.Ibarrier().Test, "barrier")
+            test = self._comm.Ibarrier().Test
+            if not test():
+                self._wait(test, "barrier")
         except MPI.Exception as error:
             raise self._broken("barrier", error) from error
 
@@ -75,7 +79,8 @@ class MpiTransport(Transport):
         what = f"send of {kind} to rank {dest}"
         try:
             request = self._comm.Isend([data_B, MPI.BYTE], dest, tag_of(kind))
-            self._wait(request.Test, what, [dest])
+            if not request.Test():
+                self._wait(request.Test, what, [dest])
         except MPI.Exception as error:
             raise self._broken(what, error) from error
 
@@ -96,7 +101,8 @@ class MpiTransport(Transport):
             return message is not None
 
         try:
-            self._wait(probe, what, self._others() if source is None else [source])
+            if not probe():
+                self._wait(probe, what, self._others() if source is None else [source])
             came, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
             if nbytes > out_B.nbytes:
                 raise TransportError(
@@ -104,7 +110,8 @@ class MpiTransport(Transport):
                     f" {nbytes} bytes, the buffer {out_B.nbytes}"
                 )
             request = found[0].Irecv([out_B[:nbytes], MPI.BYTE])
-            self._wait(request.Test, what, [came])
+            if not request.Test():
+                self._wait(request.Test, what, [came])
         except MPI.Exception as error:
             raise self._broken(what, error) from error
         return came, nbytes
@@ -181,7 +188,10 @@ class MpiTransport(Transport):
         awaited: list[int] | None = None,
         slots: Slots | None = None,
     ) -> None:
-        """Wait for `test`; after timeout_s, find out who of `awaited` (None: of all) is missing."""
+        """Wait for `test`, which has just been false.
+
+        After timeout_s, find out who of `awaited` is missing; None: this is a collective, of all.
+        """
 
         def tick(seconds: float) -> None:
             text = f"{what} of {slots.kinds_text}" if slots is not None else what
@@ -198,7 +208,7 @@ class MpiTransport(Transport):
             )
 
         try:
-            self.waited_s += wait_until(test, tick=tick)
+            self.waited_s += wait_on(test, self._pace, tick)
         except TransportTimeout:
             self._pending.append((test, slots))
             raise

@@ -41,12 +41,17 @@ def wait_until(
 ) -> float:
     """Call `test` until it is true; return the seconds spent waiting.
 
-    A test that moves bytes counts as work and not as waiting. From 0.25 s on, `tick(seconds so
-    far)` is called about every 0.1 s, and what it raises ends the wait.
+    The first call comes at once. A test that moves bytes counts as work and not as waiting. From
+    0.25 s on, `tick(seconds so far)` is called about every 0.1 s; what it raises ends the wait.
     """
+    return 0.0 if test() else wait_on(test, pace, tick)
+
+
+def wait_on(
+    test: Callable[[], bool], pace: Pace = PACE, tick: Callable[[float], None] | None = None
+) -> float:
+    """As `wait_until` for a test that has just been false: the first call comes after a pause."""
     now, sleep, sched_yield = time.perf_counter, time.sleep, os.sched_yield
-    if test():
-        return 0.0
     waited_s, next_tick_s = 0.0, ANSWER_AFTER_S
     start = looked = now()
     while True:
