@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcvfl.kernels.compiling import BLOCK, helper, kernel
+from hpcvfl.kernels.compiling import BLOCK, helper, kernel, wide
 
 BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 """Widths that can be packed."""
@@ -24,21 +24,17 @@ def packed_nbytes(n: int, bits: int) -> int:
     return (n * bits + 7) // 8
 
 
-def code_type(bits: int) -> Any:
-    """Type of a code in scratch."""
-    return np.uint16 if bits == 16 else np.uint8
+_WORDS: dict[int, Any] = {1: np.uint64, 2: np.uint32, 4: np.uint16, 8: np.uint8, 16: np.uint8}
 
 
 def word_type(bits: int) -> Any:
-    """Type that the packers of `bits` bits view the scratch as."""
-    return {1: np.uint64, 2: np.uint32, 4: np.uint16, 8: np.uint8, 16: np.uint8}.get(
-        bits, np.uint64
-    )
+    """Type as which the packers of `bits` bits see the codes of a block."""
+    return _WORDS.get(bits, np.uint64)
 
 
 def scratch(bits: int) -> tuple[np.ndarray, np.ndarray]:
     """(codes_K, words_W): room for the codes of a block and 8 more, and the same bytes as words."""
-    codes_K = np.zeros(BLOCK + 8, code_type(bits))
+    codes_K = np.empty(BLOCK + 8, np.uint16 if bits == 16 else np.uint8)
     return codes_K, codes_K.view(word_type(bits))
 
 
@@ -63,6 +59,7 @@ def _divisor_packer(bits: int) -> Any:
 
     @helper
     def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
+        wide()
         for j in range(np.uint64((n + per_byte - 1) // per_byte)):
             w = words_W[j]
             w = word(w | word(w >> s1))
@@ -87,6 +84,7 @@ def _odd_packer(bits: int) -> Any:
 
     @helper
     def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
+        wide()
         full = n // 8
         for j in range(np.uint64(full)):
             w = squeeze(words_W[j])
@@ -105,6 +103,7 @@ def _byte_packer(bits: int) -> Any:
 
     @helper
     def pack_block(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
+        wide()
         for j in range(np.uint64(n * bits // 8)):
             out_B[at + j] = words_W[j]
 
@@ -135,6 +134,7 @@ def _divisor_unpacker(bits: int) -> Any:
 
     @helper
     def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
+        wide()
         for j in range(np.uint64((n + per_byte - 1) // per_byte)):
             w = word(in_B[at + j])
             if bits == 1:
@@ -157,6 +157,7 @@ def _odd_unpacker(bits: int) -> Any:
 
     @helper
     def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
+        wide()
         full = n // 8
         for j in range(np.uint64(full)):
             w = np.uint64(0)
@@ -177,6 +178,7 @@ def _odd_unpacker(bits: int) -> Any:
 def _byte_unpacker(bits: int) -> Any:
     @helper
     def unpack_block(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
+        wide()
         for j in range(np.uint64(n * bits // 8)):
             words_W[j] = in_B[at + j]
 
@@ -198,6 +200,7 @@ def packer(bits: int) -> Any:
 
     @kernel
     def pack(codes_N, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
+        wide()
         N = codes_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
@@ -216,6 +219,7 @@ def unpacker(bits: int) -> Any:
 
     @kernel
     def unpack(in_B, codes_K, words_W, out_N):  # type: ignore[no-untyped-def]
+        wide()
         N = out_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcvfl.kernels.compiling import BLOCK, helper, kernel
+from hpcvfl.kernels.compiling import BLOCK, helper, kernel, wide
 
 DITHER_BITS = 14
 """Binary places of u."""
@@ -50,9 +50,8 @@ def split_key(key: int) -> tuple[np.uint32, np.uint32]:
 
 
 @helper
-def mix(counter, k1):  # type: ignore[no-untyped-def]
-    """The 32-bit hash of a counter w + k0."""
-    h = np.uint32(counter * _C1)
+def mix(h, k1):  # type: ignore[no-untyped-def]
+    """The 32-bit hash of word w from (w + k0) * C1."""
     h = np.uint32(h ^ np.uint32(h >> _S15))
     h = np.uint32(h + k1)
     h = np.uint32(h * _C2)
@@ -69,9 +68,11 @@ def block_filler(F: int) -> Any:
 
     @helper
     def fill_block(k0, k1, block, out_K):  # type: ignore[no-untyped-def]
-        first = np.uint32(k0 + np.uint32(np.uint32(block) * np.uint32(HALF)))
+        wide()
+        counter = np.uint32(np.uint32(k0 + np.uint32(np.uint32(block) * np.uint32(HALF))) * _C1)
         for j in range(np.uint64(HALF)):
-            h = mix(np.uint32(first + np.uint32(j)), k1)
+            h = mix(counter, k1)
+            counter = np.uint32(counter + _C1)  # (w + k0) * C1 without a product
             out_K[j] = np.int32(np.int32(np.uint32(h << _UP)) >> cut)
             out_K[j + np.uint64(HALF)] = np.int32(np.int32(h) >> cut)
 
@@ -83,7 +84,8 @@ def fill_line(k0, k1, start, out_N):  # type: ignore[no-untyped-def]
     """Kernel behind `dither_fill`."""
     for n in range(out_N.shape[0]):
         i = start + n
-        h = mix(np.uint32(k0 + np.uint32((i // BLOCK) * HALF + i % HALF)), k1)
+        w = np.uint32((i // BLOCK) * HALF + i % HALF)
+        h = mix(np.uint32(np.uint32(w + k0) * _C1), k1)
         if i % BLOCK < HALF:
             h = np.uint32(h << _UP)
         k = np.int32(np.int32(h) >> np.int32(32 - DITHER_BITS))

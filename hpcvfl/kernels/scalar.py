@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from hpcvfl.kernels.bits import block_packer, block_unpacker, scratch
-from hpcvfl.kernels.compiling import BLOCK, FINITE, helper, kernel
+from hpcvfl.kernels.compiling import BLOCK, FINITE, helper, kernel, wide
 from hpcvfl.kernels.dither import block_filler, places, split_key
 from hpcvfl.kernels.scan import status_columns, status_line
 
+_NO_KEY = np.uint32(0)
 _SUSPECT = 0x7F800000  # from here on: +Inf, NaN, or negative as an unsigned pattern
 
 
@@ -42,70 +43,91 @@ def rounding(bits: int, dither: bool) -> tuple[np.float32, np.int32, np.int32]:
 
 
 @cache
-def _quantiser(F: int) -> Any:
-    """Kernel: n values of a line to codes; returns the largest pattern met. F = 0: no dither."""
+def _quantiser(F: int, clip: bool) -> Any:
+    """Kernel: n values of a line to codes. F = 0: no dither.
+
+    Returns (spread, worst): the bits in which a pattern differed from `base`, more than top - base
+    if any value was out of the range; and, only where it clips, the largest pattern met.
+    """
     dither, shift = F > 0, np.int32(F)
 
     @helper
     def quantise(x_N, at, n, lo, inv_step, added, base, top, k_K, codes_W, to):  # type: ignore[no-untyped-def]
-        worst = np.uint32(0)
+        wide()
+        spread, worst = np.uint32(0), np.uint32(0)
         for i in range(np.uint64(n)):
             q = (x_N[at + i] - lo) * inv_step
             p = np.float32(q + added).view(np.int32)
-            worst = max(worst, np.uint32(p))
+            if clip:
+                worst = max(worst, np.uint32(p))
             if dither:
                 p = np.int32(p + k_K[i])
-            p = min(top, max(base, p))
+            spread = np.uint32(spread | np.uint32(p ^ base))
+            if clip:
+                p = min(top, max(base, p))
             codes_W[to + i] = np.int32(p >> shift) if dither else p  # its low bits are the code
-        return worst
+        return spread, worst
 
     return quantise
 
 
 @cache
-def _row_quantiser(F: int) -> Any:
+def _row_quantiser(F: int, clip: bool) -> Any:
     """Like `_quantiser` for n values of row r from column c on, a range per column."""
     dither, shift = F > 0, np.int32(F)
 
     @helper
     def quantise(x_RC, r, c, n, lo_C, inv_step_C, added, base, top, k_K, codes_W, to):  # type: ignore[no-untyped-def]
-        worst = np.uint32(0)
+        wide()
+        spread, worst = np.uint32(0), np.uint32(0)
         for i in range(np.uint64(n)):
             q = (x_RC[r, c + i] - lo_C[c + i]) * inv_step_C[c + i]
             p = np.float32(q + added).view(np.int32)
-            worst = max(worst, np.uint32(p))
+            if clip:
+                worst = max(worst, np.uint32(p))
             if dither:
                 p = np.int32(p + k_K[to + i])
-            p = min(top, max(base, p))
+            spread = np.uint32(spread | np.uint32(p ^ base))
+            if clip:
+                p = min(top, max(base, p))
             codes_W[to + i] = np.int32(p >> shift) if dither else p
-        return worst
+        return spread, worst
 
     return quantise
 
 
 @cache
 def encoder(bits: int, dither: bool) -> Any:
-    """Kernel behind `encode_uniform`; returns the largest pattern met."""
+    """Kernel behind `encode_uniform`; returns the largest pattern met where it had to clip.
+
+    A block is first tried without clipping, which saves a quarter of the work (bench/LOG.md); after
+    a block with values out of the range, blocks are clipped until one is inside again.
+    """
     F = places(bits) if dither else 0
-    quantise, pack_block, fill_block = _quantiser(F), block_packer(bits), block_filler(F)
+    added, base, top = rounding(bits, dither)
+    bare, clipped = _quantiser(F, False), _quantiser(F, True)
+    pack_block, fill_block = block_packer(bits), block_filler(F)
 
     @kernel
-    def encode(x_N, lo, inv_step, added, base, top, k0, k1, k_K, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
-        worst = np.uint32(0)
+    def encode(x_N, lo, inv_step, k0, k1, k_K, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
+        worst, inside, limit = np.uint32(0), True, np.uint32(top - base)
         N = x_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
             if dither:
                 fill_block(k0, k1, start // BLOCK, k_K)
-            if bits == 8:  # codes are bytes already
-                found = quantise(x_N, at, n, lo, inv_step, added, base, top, k_K, out_B, at)
-            else:
-                found = quantise(
-                    x_N, at, n, lo, inv_step, added, base, top, k_K, codes_K, np.uint64(0)
-                )
+            codes, to = (
+                (out_B, at) if bits == 8 else (codes_K, np.uint64(0))
+            )  # 8 bits: bytes already
+            if inside:
+                spread, _ = bare(x_N, at, n, lo, inv_step, added, base, top, k_K, codes, to)
+                inside = spread <= limit
+            if not inside:
+                spread, met = clipped(x_N, at, n, lo, inv_step, added, base, top, k_K, codes, to)
+                worst, inside = max(worst, met), spread <= limit
+            if bits != 8:
                 codes_K[n : n + 7] = 0
                 pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
-            worst = max(worst, found)
         return worst
 
     return encode
@@ -113,41 +135,37 @@ def encoder(bits: int, dither: bool) -> Any:
 
 @cache
 def column_encoder(bits: int, dither: bool) -> Any:
-    """Kernel behind `encode_uniform_columns`; returns the largest pattern met."""
+    """Kernel behind `encode_uniform_columns`; like `encoder`, with a part of a row as the unit."""
     F = places(bits) if dither else 0
-    quantise, pack_block, fill_block = _row_quantiser(F), block_packer(bits), block_filler(F)
+    added, base, top = rounding(bits, dither)
+    bare, clipped = _row_quantiser(F, False), _row_quantiser(F, True)
+    pack_block, fill_block = block_packer(bits), block_filler(F)
 
     @kernel
-    def encode(x_RC, lo_C, inv_step_C, added, base, top, k0, k1, k_K, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
+    def encode(x_RC, lo_C, inv_C, k0, k1, k_K, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
         R, C = x_RC.shape
-        worst = np.uint32(0)
-        r, c = 0, 0
+        worst, inside, limit = np.uint32(0), True, np.uint32(top - base)
+        r, c = np.uint64(0), 0
         for start in range(0, R * C, BLOCK):
-            n = min(BLOCK, R * C - start)
+            n, done = min(BLOCK, R * C - start), 0
             if dither:
                 fill_block(k0, k1, start // BLOCK, k_K)
-            done = 0
             while done < n:  # the rest of a row, or as much of it as the block takes
-                m = min(C - c, n - done)
-                found = quantise(
-                    x_RC,
-                    np.uint64(r),
-                    np.uint64(c),
-                    m,
-                    lo_C,
-                    inv_step_C,
-                    added,
-                    base,
-                    top,
-                    k_K,
-                    codes_K,
-                    np.uint64(done),
-                )
-                worst = max(worst, found)
+                m, col, to = min(C - c, n - done), np.uint64(c), np.uint64(done)
+                if inside:
+                    spread, _ = bare(
+                        x_RC, r, col, m, lo_C, inv_C, added, base, top, k_K, codes_K, to
+                    )
+                    inside = spread <= limit
+                if not inside:
+                    spread, met = clipped(
+                        x_RC, r, col, m, lo_C, inv_C, added, base, top, k_K, codes_K, to
+                    )
+                    worst, inside = max(worst, met), spread <= limit
                 done += m
                 c += m
                 if c == C:
-                    r, c = r + 1, 0
+                    r, c = r + np.uint64(1), 0
             codes_K[n : n + 7] = 0
             pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
         return worst
@@ -162,6 +180,7 @@ def _dequantiser(F: int) -> Any:
 
     @helper
     def dequantise(codes_W, skip, n, lo, factor, k_K, out_N, at):  # type: ignore[no-untyped-def]
+        wide()
         for i in range(np.uint64(n)):
             c = np.int32(codes_W[skip + i])
             if dither:
@@ -178,6 +197,7 @@ def _row_dequantiser(F: int) -> Any:
 
     @helper
     def dequantise(codes_K, done, n, lo_C, step_C, k_K, out_RC, r, c):  # type: ignore[no-untyped-def]
+        wide()
         for i in range(np.uint64(n)):
             p = np.int32(codes_K[done + i])
             if dither:
@@ -238,9 +258,16 @@ def column_decoder(bits: int, dither: bool) -> Any:
     return decode
 
 
-def _scratch(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+_NO_DITHER = np.empty(0, np.int32)  # stands for k_K where nothing reads it
+
+
+def _scratch(bits: int, dither: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(k_K, codes_K, words_W): dither and codes of one block, and the same codes as words."""
-    return np.empty(BLOCK, np.int32), *scratch(bits)
+    return np.empty(BLOCK, np.int32) if dither else _NO_DITHER, *scratch(bits)
+
+
+def _keys(dither: bool, key: int) -> tuple[np.uint32, np.uint32]:
+    return split_key(key) if dither else (_NO_KEY, _NO_KEY)
 
 
 def encode_uniform(
@@ -265,9 +292,8 @@ def encode_uniform(
         x_N,
         np.float32(lo),
         np.float32(inv_step),
-        *rounding(bits, dither),
-        *split_key(key),
-        *_scratch(bits),
+        *_keys(dither, key),
+        *_scratch(bits, dither),
         out_B,
     )
     return status_line(x_N.view(np.uint32)) if worst >= _SUSPECT else FINITE
@@ -292,9 +318,8 @@ def encode_uniform_columns(
         x_RC,
         lo_C,
         inv_step_C,
-        *rounding(bits, dither),
-        *split_key(key),
-        *_scratch(bits),
+        *_keys(dither, key),
+        *_scratch(bits, dither),
         out_B,
     )
     return status_columns(x_RC.view(np.uint32)) if worst >= _SUSPECT else FINITE
@@ -318,7 +343,7 @@ def decode_uniform(
     """
     factor = np.float32(step) * np.float32(2.0 ** -places(bits) if dither else 1)
     run = decoder(bits, bool(dither))
-    run(in_B, np.float32(lo), factor, *split_key(key), *_scratch(bits), out_N)
+    run(in_B, np.float32(lo), factor, *_keys(dither, key), *_scratch(bits, dither), out_N)
 
 
 def decode_uniform_columns(
@@ -336,4 +361,4 @@ def decode_uniform_columns(
     out_RC       : float32, shape (R, C)   overwritten
     """
     run = column_decoder(bits, bool(dither))
-    run(in_B, lo_C, step_C, *split_key(key), *_scratch(bits), out_RC)
+    run(in_B, lo_C, step_C, *_keys(dither, key), *_scratch(bits, dither), out_RC)

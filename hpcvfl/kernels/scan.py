@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from hpcvfl.kernels.compiling import FINITE, IS_NAN, helper, kernel, status_of
+from hpcvfl.kernels.compiling import FINITE, IS_NAN, helper, kernel, status_of, wide
 
 _ABS = np.uint32(0x7FFFFFFF)
 _SIGN = np.uint32(0x80000000)
@@ -21,6 +21,7 @@ _SIGN = np.uint32(0x80000000)
 @kernel
 def status_line(bits_N):  # type: ignore[no-untyped-def]
     """Status of a message given as bit patterns (uint32, shape (N,))."""
+    wide()
     worst = np.uint32(0)
     for i in range(np.uint64(bits_N.shape[0])):
         worst = max(worst, np.uint32(bits_N[i] & _ABS))
@@ -37,6 +38,12 @@ def status_columns(bits_RC):  # type: ignore[no-untyped-def]
     return status_of(worst)
 
 
+@helper
+def positive_zero(b):  # type: ignore[no-untyped-def]
+    """The pattern b, or that of 0.0 for -0.0."""
+    return np.uint32(0) if b == _SIGN else b
+
+
 @kernel
 def range_line(bits_N, out_2):  # type: ignore[no-untyped-def]
     """Kernel behind `minmax`, on bit patterns; N > 0.
@@ -45,6 +52,7 @@ def range_line(bits_N, out_2):  # type: ignore[no-untyped-def]
     signed pattern; the smallest unsigned pattern is the minimum if no value is negative, the
     maximum if all are. Three extremes, and nothing else to do per value.
     """
+    wide()
     first = bits_N[0]
     top, umin, umax = np.int32(first), first, first
     for i in range(np.uint64(bits_N.shape[0])):
@@ -52,8 +60,8 @@ def range_line(bits_N, out_2):  # type: ignore[no-untyped-def]
         top = max(top, np.int32(b))
         umin = min(umin, b)
         umax = max(umax, b)
-    out_2[0] = umax if umax >= _SIGN else umin
-    out_2[1] = np.uint32(top) if top >= 0 else umin
+    out_2[0] = positive_zero(umax if umax >= _SIGN else umin)
+    out_2[1] = positive_zero(np.uint32(top) if top >= 0 else umin)
     return status_of(max(np.uint32(out_2[0] & _ABS), np.uint32(out_2[1] & _ABS)))
 
 
@@ -66,13 +74,12 @@ def minmax(x_N: np.ndarray, out_2: np.ndarray) -> int:
     if len(x_N) == 0:
         out_2[:] = 0
         return FINITE
-    status = range_line(x_N.view(np.uint32), out_2.view(np.uint32))
-    out_2 += 0  # -0.0 becomes 0.0
-    return int(status)
+    return range_line(x_N.view(np.uint32), out_2.view(np.uint32))
 
 
 @helper
 def _row_extremes(bits_RC, r, top_C, umin_C, umax_C):  # type: ignore[no-untyped-def]
+    wide()
     for c in range(np.uint64(bits_RC.shape[1])):
         b = bits_RC[r, c]
         top_C[c] = max(top_C[c], np.int32(b))
@@ -83,6 +90,7 @@ def _row_extremes(bits_RC, r, top_C, umin_C, umax_C):  # type: ignore[no-untyped
 @helper
 def _four_row_extremes(bits_RC, r, top_C, umin_C, umax_C):  # type: ignore[no-untyped-def]
     """Like `_row_extremes` for rows r .. r + 3: the extremes are read and written once for four."""
+    wide()
     s, t, u = r + np.uint64(1), r + np.uint64(2), r + np.uint64(3)
     for c in range(np.uint64(bits_RC.shape[1])):
         i, j, k, m = bits_RC[r, c], bits_RC[s, c], bits_RC[t, c], bits_RC[u, c]
@@ -104,7 +112,7 @@ def range_columns(bits_RC, top_C, umin_C, umax_C, out_C2):  # type: ignore[no-un
     for c in range(C):
         low = umax_C[c] if umax_C[c] >= _SIGN else umin_C[c]
         high = np.uint32(top_C[c]) if top_C[c] >= 0 else umin_C[c]
-        out_C2[c, 0], out_C2[c, 1] = low, high
+        out_C2[c, 0], out_C2[c, 1] = positive_zero(low), positive_zero(high)
         worst = max(worst, max(np.uint32(low & _ABS), np.uint32(high & _ABS)))
     return status_of(worst)
 
@@ -121,14 +129,13 @@ def minmax_columns(x_RC: np.ndarray, out_C2: np.ndarray) -> int:
     bits_RC = x_RC.view(np.uint32)
     first_C = bits_RC[0].copy()
     top_C, umin_C, umax_C = first_C.view(np.int32).copy(), first_C.copy(), first_C
-    status = range_columns(bits_RC, top_C, umin_C, umax_C, out_C2.view(np.uint32))
-    out_C2 += 0
-    return int(status)
+    return range_columns(bits_RC, top_C, umin_C, umax_C, out_C2.view(np.uint32))
 
 
 @kernel
 def sum_columns(x_RC, bits_RC, shift_C, sums_C, squares_C):  # type: ignore[no-untyped-def]
     """Kernel behind `moments_columns`: add x - shift and its square, row by row, in float64."""
+    wide()
     worst = np.uint32(0)
     for r in range(np.uint64(x_RC.shape[0])):
         for c in range(np.uint64(x_RC.shape[1])):
