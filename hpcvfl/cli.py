@@ -95,6 +95,7 @@ def report(arguments: list[str]) -> int:
     from hpcvfl.engine import folder
     from hpcvfl.report.tables import closing_table, comparison
 
+    _alone("report")
     out = None
     if "--out" in arguments:
         at = arguments.index("--out")
@@ -133,6 +134,7 @@ def bench(arguments: list[str]) -> int:
     """Run one of the shipped benchmarks."""
     from importlib import import_module
 
+    _alone("bench")
     names = ("kernels", "exchange", "round")
     if not arguments or arguments[0] not in names:
         raise ConfigError(f"bench: which one? {', '.join(names)}")
@@ -161,9 +163,7 @@ def load_config(arguments: Sequence[str]) -> Config:
     table = _read_config_table(arguments[0])
     rest, party = take_party_overrides(arguments[1:])
     config = parse_overrides(build(table), rest)
-    blocks = {
-        k: merge(config.party.get(k, {}), party.get(k, {})) for k in {*config.party, *party}
-    }
+    blocks = {k: merge(config.party.get(k, {}), party.get(k, {})) for k in {*config.party, *party}}
     return build({**config.model_dump(), "party": blocks})
 
 
@@ -262,6 +262,18 @@ def _under_mpi(
         _complain(f"rank {transport.rank}: {traceback.format_exc()}", rank=0)
         transport.abort(code)
         raise
+
+
+def _alone(verb: str) -> None:
+    """Refuse to run a verb of one process once for every rank."""
+    from hpcvfl.transport import launcher
+
+    launched = launcher.expected_size()
+    if launched is not None and launched > 1:
+        raise ConfigError(
+            f"{verb}: runs in one process, the launcher started {launched};"
+            " start it without mpiexec"
+        )
 
 
 def _complain(text: str, rank: int | None = None) -> None:

@@ -8,4 +8,4 @@ source launch/venv.sh
 make_venv mpich,plot
 source launch/env.sh 2>/dev/null
 
-exec .venv/bin/mpiexec -n 5 .venv/bin/python -m mpi4py -m hpcvfl train digits "$@"
+exec "$venv/bin/mpiexec" -n 5 "$venv/bin/python" -m mpi4py -m hpcvfl train digits "$@"

@@ -12,7 +12,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /usr/share/data
         >/dev/null 2>&1 || echo "test.sh: dataset-fashion-mnist is not to be had here, going on" >&2
 fi
 
-bin="$PWD/.venv/bin"
+bin="$(cd "$venv/bin" && pwd)"
 export PATH="$bin:$PATH" # bench scripts and tests that start mpiexec find the right one
 
 step() {

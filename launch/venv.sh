@@ -1,22 +1,29 @@
-# Sourced by quickstart.sh and test.sh: `make_venv EXTRAS` creates .venv and installs into it.
-# Does nothing when the same extras are in place and setup.py has not changed since.
+# Sourced by quickstart.sh and test.sh: `make_venv EXTRAS` makes a virtual environment and installs into it;
+# afterwards $venv is its folder. Does nothing when the extras are in place and setup.py has not changed.
 # HPCVFL_PYTHON names the interpreter to start from (default python3; 3.10 or newer).
+# HPCVFL_VENV names the folder (default .venv); one that has hpcvfl already is used as it is.
 
 make_venv() {
-    local extras="$1" python="${HPCVFL_PYTHON:-python3}" stamp
+    local extras="$1" python="${HPCVFL_PYTHON:-python3}" sum installed
+    venv="${HPCVFL_VENV:-.venv}"
+    if [ -n "${HPCVFL_VENV:-}" ] && "$venv/bin/python" -c 'import hpcvfl, mpi4py' 2>/dev/null; then
+        return 0
+    fi
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
         echo "hpcvfl needs Python 3.10 or newer; set HPCVFL_PYTHON to one" >&2
         return 1
     fi
-    stamp="$extras $(cksum <setup.py)"
-    if [ "$(cat .venv/installed 2>/dev/null)" = "$stamp" ]; then
+    sum="$(cksum <setup.py)"
+    installed="$(cat "$venv/installed" 2>/dev/null || true)"
+    # dev holds all that the other extras do
+    if [ "$installed" = "$extras $sum" ] || [ "$installed" = "dev $sum" ]; then
         return 0
     fi
-    echo "installing into .venv (torch is large: minutes on the first run)" >&2
-    if [ ! -x .venv/bin/python ] && ! "$python" -m venv .venv; then
-        echo "cannot create .venv; on Debian: apt-get install python3-venv" >&2
+    echo "installing into $venv (torch is large: minutes on the first run)" >&2
+    if [ ! -x "$venv/bin/python" ] && ! "$python" -m venv "$venv"; then
+        echo "cannot create $venv; on Debian: apt-get install python3-venv" >&2
         return 1
     fi
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$extras]"
-    echo "$stamp" >.venv/installed
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$extras]"
+    echo "$extras $sum" >"$venv/installed"
 }
