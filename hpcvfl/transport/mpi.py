@@ -117,7 +117,10 @@ class MpiTransport(Transport):
         return came, nbytes
 
     def abort(self, code: int) -> None:
-        """See Transport; MPI_Abort, which ends stopped ranks too; flushes what was printed."""
+        """See Transport; MPI_Abort, which ends stopped ranks too; flushes what was printed.
+
+        MPICH's mpiexec then returns `code`, or 9 if it counts a rank that it killed instead.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
         self._comm.Abort(code)

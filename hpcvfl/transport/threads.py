@@ -25,11 +25,17 @@ class _Ended(BaseException):
 
 @dataclass
 class _Wait:
-    """Why a rank cannot go on: what it does, when it may, and for whom it waits."""
+    """Why a rank cannot go on: what it does, when it may, and for whom it waits: all or any."""
 
     what: str
     ready: Callable[[], bool]
     missing: Callable[[], Iterable[int]]
+    any_will_do: bool = False
+
+    def hopeless(self, left: set[int]) -> bool:
+        """Whether it cannot come true with the ranks that have not ended."""
+        gone = [k not in left for k in self.missing()]
+        return all(gone) if self.any_will_do else any(gone)
 
 
 @dataclass
@@ -188,7 +194,7 @@ class _Run:
         """The rank that reports a deadlock: the lowest that waits for one that is not coming."""
         for rank in sorted(self.left):
             wait = self.waits[rank]
-            if wait is not None and any(k not in self.left for k in wait.missing()):
+            if wait is not None and wait.hopeless(self.left):
                 return rank
         return min(self.left)
 
@@ -277,7 +283,8 @@ class ThreadsTransport(Transport):
         others = [k for k in range(self.size) if k != self.rank] if source is None else [source]
         origin = "any rank" if source is None else f"rank {source}"
         what = f"receive of {kind} from {origin}"
-        self._run.wait(self.rank, _Wait(what, lambda: found() is not None, lambda: others))
+        wait = _Wait(what, lambda: found() is not None, lambda: others, any_will_do=source is None)
+        self._run.wait(self.rank, wait)
         index = found()
         assert index is not None
         peer, _, data_B = box.pop(index)

@@ -19,8 +19,14 @@ from hpcvfl.transport.mpi import MpiTransport
 TIMEOUT_S = 1.5
 
 
+def say(line: str) -> None:
+    """Print a line in one piece, so that the lines of several ranks do not mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def go_wrong(how: str) -> None:
-    print(f"now {time.monotonic()}", flush=True)
+    say(f"now {time.monotonic()}")
     if how == "raise":
         raise TransportError("this rank has had enough")
     if how == "library":
@@ -30,7 +36,7 @@ def go_wrong(how: str) -> None:
 
 def main(how: str) -> None:
     transport = MpiTransport(timeout_s=TIMEOUT_S)
-    print(f"pid {transport.rank} {os.getpid()}", flush=True)
+    say(f"pid {transport.rank} {os.getpid()}")
     slots = Slots([16] * transport.size, ["EMBED"] * transport.size, [16] * transport.size)
     slots.buffer_B[:] = 0
     try:
@@ -41,7 +47,7 @@ def main(how: str) -> None:
             transport.gather(slots)
             transport.broadcast(slots)
     except HpcvflError as error:
-        print(f"said {time.monotonic()} {error}", flush=True)
+        say(f"said {time.monotonic()} {error}")
         transport.abort(error.exit_code)
 
 

@@ -91,9 +91,9 @@ from hpcvfl.transport import launcher
 world = MPI.COMM_WORLD
 try:
     launcher.check(world.Get_size(), world.Get_rank())
-    print("passed", world.Get_rank(), flush=True)
+    print(f"passed {world.Get_rank()}\\n", end="", flush=True)
 except ConfigError as error:
-    print("refused", error, flush=True)
+    print(f"refused {error}\\n", end="", flush=True)
     raise SystemExit(error.exit_code)
 """
 
