@@ -37,6 +37,7 @@ class Block(ABC):
         self.optimizer = LocalOptimizer(config.optimizer, module.parameters())
         self._norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._batches: dict[int, list[torch.Tensor]] = {}
+        self._targets: dict[int, list[list[Array] | None]] = {}
         self._labels_B = torch.empty(0, dtype=torch.int64)
 
     def begin_round(self, round_index: int, rows_B: Array, lr: float) -> None:
@@ -45,7 +46,6 @@ class Block(ABC):
         # have.
         key = seeds.key64(self.config.seed, "torch", round_index, self.block)
         torch.default_generator.manual_seed(key >> 1)
-        self.module.train()
         self.optimizer.begin_round(lr)
         self._rows = torch.from_numpy(rows_B)
         self._labels_B = self.shard.train_y[self._rows]
@@ -54,9 +54,15 @@ class Block(ABC):
     def message(self) -> list[Array]:
         """The tensors of this round's message, as arrays that are valid until the next call."""
 
-    @abstractmethod
     def targets(self, batch_size: int) -> list[list[Array] | None]:
         """Where the frame of each rank is decoded to, in rank order; None for the own frame."""
+        # Views of memory that stays where it is, so they are made once per batch size.
+        if batch_size not in self._targets:
+            self._targets[batch_size] = self._make_targets(batch_size)
+        return self._targets[batch_size]
+
+    @abstractmethod
+    def _make_targets(self, batch_size: int) -> list[list[Array] | None]: ...
 
     @abstractmethod
     def _loss(self, step: int) -> torch.Tensor:
@@ -95,12 +101,15 @@ class Block(ABC):
 class Server(Block):
     """Block 0: the head, trained on everybody's decoded embeddings."""
 
+    _parameters: list[Array] | None = None
+
     def message(self) -> list[Array]:
         """The head's parameters theta_0."""
-        return arrays(self.module.parameters())
+        if self._parameters is None:
+            self._parameters = arrays(self.module.parameters())
+        return self._parameters
 
-    def targets(self, batch_size: int) -> list[list[Array] | None]:
-        """Own frame: none; party k: the embeddings."""
+    def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
         return [None, *([e.numpy()] for e in self._embeddings(batch_size))]
 
     def _loss(self, step: int) -> torch.Tensor:
@@ -144,8 +153,7 @@ class Party(Block):
         self._own_BP = self.module(self._x)
         return [self._own_BP.detach().contiguous().numpy()]
 
-    def targets(self, batch_size: int) -> list[list[Array] | None]:
-        """Server: the copy of the head; other parties: their embeddings; own frame: none."""
+    def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
         embeddings = self._embeddings(batch_size)
         parties = [None if k == self.block else [e.numpy()] for k, e in enumerate(embeddings, 1)]
         return [arrays(self.head_copy.parameters()), *parties]
