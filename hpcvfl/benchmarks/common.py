@@ -169,12 +169,14 @@ def median_seconds(
     repeats: int = 21,
     warmup: int = 2,
     inner: int = 1,
+    prime: int = 0,
 ) -> dict[str, float]:
     """Median seconds of one call of each, alternating (a b c a b c), so that all meet equal noise.
 
     calls   : name -> function without arguments; each is called `warmup` times first (compilation)
     repeats : timed turns of each
     inner   : calls in a row per timed turn, for calls of less than about 20 us
+    prime   : untimed calls before each timed turn, so that a call finds its own data in the cache
     """
     for call in calls.values():
         for _ in range(warmup):
@@ -182,6 +184,8 @@ def median_seconds(
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
+            for _ in range(prime):
+                call()
             start = time.perf_counter()
             for _ in range(inner):
                 call()

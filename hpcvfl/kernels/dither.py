@@ -1,15 +1,18 @@
 """Counter-based dither: the value for an element depends on the key and the index alone.
 
     w = index of the 32-bit word: elements i and i + HALF of a block of BLOCK share one
-    h = w + k0;  h *= C1;  h ^= h >> 15;  h += k1;  h *= C2;  h ^= h >> 16          (uint32)
+    h = k0 + w * (k1 | 1);  h ^= h >> 16;  h *= C1;  h ^= h >> 15;  h *= C2;  h ^= h >> 16  (uint32)
     k = low 14 bits of h for the first half of the block, high 14 bits for the second, signed
     u = k / 2**14                                in [-1/2, 1/2), mean -2**-15 over all k
 
-(k0, k1) are the two halves of the key after splitmix64's finaliser, a bijection, so keys that
-differ in one bit share nothing. C1, C2 are the multipliers of the low-bias 32-bit hash of
-C. Wellons, https://nullprogram.com/blog/2018/07/31/. 14 bits are what a float32 has left beside a
-code of 8 bits (scalar.py); wider codes use the highest bits of k. The sequence repeats after 2**33
-elements (32 GiB of float32). Only uint32 operations, so that a GPU kernel can draw the same.
+(k0, k1) are the two halves of the key after splitmix64's finaliser, so keys that differ in one bit
+share nothing; each key walks the 32-bit numbers from its own start with its own odd step, as
+SplitMix does (Steele, Lea, Flood 2014). C1, C2 and the shifts are the low-bias 32-bit hash of
+C. Wellons, https://nullprogram.com/blog/2018/07/31/. A cheaper mix with the key added half-way
+failed the tests of correlation between keys at all lags (bench/LOG.md). 14 bits are what a float32
+has left beside a code of 8 bits (scalar.py); wider codes use the highest bits of k. The sequence
+repeats after 2**33 elements (32 GiB of float32). Only uint32 operations, so that a GPU kernel can
+draw the same.
 """
 
 from __future__ import annotations
@@ -50,10 +53,11 @@ def split_key(key: int) -> tuple[np.uint32, np.uint32]:
 
 
 @helper
-def mix(h, k1):  # type: ignore[no-untyped-def]
-    """The 32-bit hash of word w from (w + k0) * C1."""
+def mix(h):  # type: ignore[no-untyped-def]
+    """A bijection of 32-bit words in which every input bit flips every output bit half the time."""
+    h = np.uint32(h ^ np.uint32(h >> _S16))
+    h = np.uint32(h * _C1)
     h = np.uint32(h ^ np.uint32(h >> _S15))
-    h = np.uint32(h + k1)
     h = np.uint32(h * _C2)
     return np.uint32(h ^ np.uint32(h >> _S16))
 
@@ -69,10 +73,11 @@ def block_filler(F: int) -> Any:
     @helper
     def fill_block(k0, k1, block, out_K):  # type: ignore[no-untyped-def]
         wide()
-        counter = np.uint32(np.uint32(k0 + np.uint32(np.uint32(block) * np.uint32(HALF))) * _C1)
+        step = np.uint32(k1 | np.uint32(1))
+        h0 = np.uint32(k0 + np.uint32(np.uint32(np.uint32(block) * np.uint32(HALF)) * step))
         for j in range(np.uint64(HALF)):
-            h = mix(counter, k1)
-            counter = np.uint32(counter + _C1)  # (w + k0) * C1 without a product
+            h = mix(h0)
+            h0 = np.uint32(h0 + step)
             out_K[j] = np.int32(np.int32(np.uint32(h << _UP)) >> cut)
             out_K[j + np.uint64(HALF)] = np.int32(np.int32(h) >> cut)
 
@@ -85,7 +90,7 @@ def fill_line(k0, k1, start, out_N):  # type: ignore[no-untyped-def]
     for n in range(out_N.shape[0]):
         i = start + n
         w = np.uint32((i // BLOCK) * HALF + i % HALF)
-        h = mix(np.uint32(np.uint32(w + k0) * _C1), k1)
+        h = mix(np.uint32(k0 + np.uint32(w * np.uint32(k1 | np.uint32(1)))))
         if i % BLOCK < HALF:
             h = np.uint32(h << _UP)
         k = np.int32(np.int32(h) >> np.int32(32 - DITHER_BITS))

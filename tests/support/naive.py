@@ -17,7 +17,7 @@ BLOCK = 2048
 
 
 def plain(kernel):
-    """The pure Python function behind a numba kernel, with the kernels it calls replaced likewise."""
+    """The pure Python function behind a numba kernel, with those it calls replaced likewise."""
     if not hasattr(kernel, "py_func"):
         return kernel
     function = kernel.py_func
@@ -54,9 +54,11 @@ def dither_integers(key: int, start: int, n: int) -> list[int]:
     for i in range(start, start + n):
         block, place = divmod(i, BLOCK)
         half, word = divmod(place, BLOCK // 2)
-        h = ((block * (BLOCK // 2) + word + k0) * 0x7FEB352D) & low32
+        h = (k0 + (block * (BLOCK // 2) + word) * (k1 | 1)) & low32
+        h ^= h >> 16
+        h = (h * 0x7FEB352D) & low32
         h ^= h >> 15
-        h = ((h + k1) * 0x846CA68B) & low32
+        h = (h * 0x846CA68B) & low32
         h ^= h >> 16
         k = h >> 18 if half else h & 0x3FFF
         values.append(k - (1 << 14) if k >= 1 << 13 else k)

@@ -66,7 +66,7 @@ def test_every_scan_reports_nan_and_inf(mode, bad, place, offset):
     assert scan.status_columns(x_RC.view(np.uint32)) == expected
 
 
-@pytest.mark.parametrize("rows", SIZES[:-1] + (257,))
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 257])
 @pytest.mark.parametrize("columns", [0, 1, 3, 16])
 def test_column_ranges_and_moments_agree_with_the_twin(mode, rows, columns):
     x_RC = values(rows * columns, 3.0).reshape(rows, columns)
