@@ -249,9 +249,9 @@ def _under_mpi(
         return result if transport.rank == 0 else None
     except HpcvflError as error:
         if error.everywhere:
-            if transport.rank:
-                sys.exit(error.exit_code)
-            raise
+            if transport.rank == 0:
+                _complain(str(error), rank=0)
+            transport.leave(error.exit_code)
         text = str(error)
         prefix = "" if text.startswith("rank ") else f"rank {transport.rank}: "
         _complain(prefix + text, rank=0)

@@ -6,11 +6,12 @@ wait (waiting.py), so that a waiting rank burns no core and every wait ends.
 
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -125,6 +126,21 @@ class MpiTransport(Transport):
         sys.stderr.flush()
         self._comm.Abort(code)
 
+    @property
+    def library(self) -> str:
+        """The MPI library, as it names itself, in one line."""
+        return MPI.Get_library_version().splitlines()[0].rstrip(" \0")
+
+    def leave(self, code: int) -> NoReturn:
+        """End this process after all ranks have agreed to end: MPI_Finalize, then exit at once.
+
+        `python -m mpi4py` would turn any exit status but 0 into an MPI_Abort and its message.
+        """
+        MPI.Finalize()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
     def close(self) -> None:
         """See Transport; frees both communicators."""
         self._comm.Free()
@@ -138,14 +154,14 @@ class MpiTransport(Transport):
             post = slots.plans[key] = self._plan(verb, slots, root)
         self._calls += 1
         try:
-            test = post()
-            if not test():
-                self._wait(test, verb, None, slots)
+            request = post()
+            if not request.Test():
+                self._wait(request.Test, verb, None, slots)
         except MPI.Exception as error:
             raise self._broken(f"{verb} of {slots.kinds_text}", error) from error
 
-    def _plan(self, verb: str, slots: Slots, root: int) -> Callable[[], Callable[[], bool]]:
-        """A function that posts the verb and returns the test of its completion.
+    def _plan(self, verb: str, slots: Slots, root: int) -> Callable[[], Any]:
+        """A function that posts the verb and returns its request, of which only Test is used.
 
         Made once per Slots: building MPI's argument lists anew each round costs more than a small
         message does.
@@ -155,22 +171,19 @@ class MpiTransport(Transport):
             return partial(self._post_pieces, verb, slots, root)
         every = (slots.buffer_B, (slots.sizes_R, slots.offsets_R), MPI.BYTE)
         at_root = self.rank == root
-        start: Callable[[], MPI.Request]
         sends: Any
         receives: Any
         if verb == "broadcast":
-            start = partial(comm.Ibcast, [slots.buffer_B, MPI.BYTE], root)
-        elif verb == "allgather":
-            start = partial(comm.Iallgatherv, MPI.IN_PLACE, every)
-        elif verb == "gather":
+            return partial(comm.Ibcast, [slots.buffer_B, MPI.BYTE], root)
+        if verb == "allgather":
+            return partial(comm.Iallgatherv, MPI.IN_PLACE, every)
+        if verb == "gather":
             sends, receives = (MPI.IN_PLACE, every) if at_root else (mine, None)
-            start = partial(comm.Igatherv, sends, receives, root)
-        else:
-            sends, receives = (every, MPI.IN_PLACE) if at_root else (None, mine)
-            start = partial(comm.Iscatterv, sends, receives, root)
-        return lambda: start().Test
+            return partial(comm.Igatherv, sends, receives, root)
+        sends, receives = (every, MPI.IN_PLACE) if at_root else (None, mine)
+        return partial(comm.Iscatterv, sends, receives, root)
 
-    def _post_pieces(self, verb: str, slots: Slots, root: int) -> Callable[[], bool]:
+    def _post_pieces(self, verb: str, slots: Slots, root: int) -> Pieces:
         """The same from point-to-point messages of at most 1 GiB, for an MPI before version 4."""
         requests = []
         for source, dest, data_B in transfers(verb, slots, root):
@@ -182,7 +195,7 @@ class MpiTransport(Transport):
                     requests.append(self._comm.Isend(piece, dest, PIECE_TAG))
                 else:
                     requests.append(self._comm.Irecv(piece, source, PIECE_TAG))
-        return partial(MPI.Request.Testall, requests)
+        return Pieces(requests)
 
     def _wait(
         self,
@@ -224,6 +237,18 @@ class MpiTransport(Transport):
             f"rank {self.rank}, round {self.round_index}: {what}: MPI says"
             f" {error.Get_error_string()}"
         )
+
+
+class Pieces:
+    """Several requests that are tested as one."""
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        """Take over the requests."""
+        self._requests = requests
+
+    def Test(self) -> bool:  # noqa: N802 - as MPI.Request
+        """Whether all of them are complete."""
+        return MPI.Request.Testall(self._requests)
 
 
 def transfers(verb: str, slots: Slots, root: int) -> Iterator[tuple[int, int, Bytes]]:
