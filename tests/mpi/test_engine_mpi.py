@@ -6,9 +6,11 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 from support.runs import run_threads, same_bits, tiny, weights
+from test_transport_mpi import RecordingComm
 
 from hpcvfl.engine.run import evaluate_run, train
 from hpcvfl.transport.mpi import MpiTransport
@@ -90,3 +92,16 @@ def test_every_rank_leaves_its_files(folder):
         assert json.loads((path / f"trace.rank{rank}.json").read_text())["traceEvents"]
         assert (path / "checkpoints" / "final" / f"rank{rank}.safetensors").stat().st_size > 0
     assert json.loads((path / "summary.json").read_text()) == summary
+
+
+@pytest.mark.parametrize("pattern", ["hub", "allgather"])
+def test_the_ledger_of_a_run_equals_the_buffers_handed_to_the_communicator(folder, pattern):
+    recorder, meters = RecordingComm(WORLD), []
+    config = tiny(folder, num_parties=WORLD.size - 1, transport__pattern=pattern)
+    train(config, MpiTransport(comm=recorder), after_round=lambda run, _: meters.append(run.meter))
+    booked = {"in": 0, "out": 0}
+    for row in meters[0].table():
+        booked[row["direction"]] += row["wire_bytes"]
+    totals = WORLD.allreduce(np.array([recorder.sent, recorder.received]))
+    assert (recorder.sent, recorder.received) == (booked["out"], booked["in"])
+    assert totals[0] == totals[1]
