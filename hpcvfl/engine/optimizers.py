@@ -1,4 +1,8 @@
-"""The local optimizer of a block: torch's, with its state forgotten at each round."""
+"""The local optimizer of a block: SGD whose state is forgotten at each round.
+
+Written out rather than taken from torch.optim, whose first use imports the compiler (2.5 s of CPU a
+rank, measured 2026-11-29): with five ranks on two cores that is 6 s of every start.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,34 @@ from hpcvfl.config import OptimizerConfig
 
 
 class LocalOptimizer:
-    """SGD, with momentum inside a round if asked for (Flex-VFL: the buffer starts at zero each
-    round).
+    """SGD, with momentum inside a round if asked for: v = m v + g, p = p - lr v, from v = 0.
+
+    The same arithmetic as torch.optim.SGD, bit for bit. Flex-VFL forgets the buffer at each round.
     """
 
     def __init__(self, config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> None:
         """Optimize `parameters` by the rule that `config` names."""
-        self._sgd = torch.optim.SGD(list(parameters), lr=config.lr, momentum=config.momentum)
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._momentum, self._lr = config.momentum, config.lr
+        self._velocities: list[torch.Tensor] = []
 
     def begin_round(self, lr: float) -> None:
         """Forget the momentum of the last round; steps of this round use `lr`."""
-        self._sgd.state.clear()
-        for group in self._sgd.param_groups:
-            group["lr"] = lr
+        self._velocities = []
+        self._lr = lr
 
     def step(self, loss: torch.Tensor) -> None:
-        """One step down the gradient of `loss`."""
-        self._sgd.zero_grad(set_to_none=True)
-        loss.backward()
-        self._sgd.step()
+        """One step down the gradient of `loss`; a parameter that it does not depend on stays."""
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        pairs = [(p, g) for p, g in zip(self._parameters, gradients, strict=True) if g is not None]
+        directions = [g for _, g in pairs]
+        with torch.no_grad():
+            if self._momentum and not self._velocities:
+                self._velocities = [g.clone() for g in directions]
+            elif self._momentum:
+                for velocity, g in zip(self._velocities, directions, strict=True):
+                    velocity.mul_(self._momentum).add_(g)
+            if self._momentum:
+                directions = self._velocities
+            for (p, _), direction in zip(pairs, directions, strict=True):
+                p.add_(direction, alpha=-self._lr)
