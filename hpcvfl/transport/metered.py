@@ -8,12 +8,18 @@ from typing import Literal, Protocol
 from hpcvfl.transport.base import Bytes, Slots, Transport, Wrapper
 
 Direction = Literal["in", "out"]
+Record = tuple[int, str, Direction, int, int]
+"""The arguments of Recorder.record."""
 IN: Direction = "in"
 OUT: Direction = "out"
 
 
 class Recorder(Protocol):
-    """Takes the records; the ledger's Meter is one."""
+    """Takes the records; the ledger's Meter is one.
+
+    One that also has `record_all(records)` gets those of a call together: the same list object each
+    time the call is repeated, never changed, so that what is looked up for it can be kept.
+    """
 
     def record(self, peer: int, kind: str, direction: str, nbytes: int, raw_bytes: int) -> None:
         """What one call moved of one kind between this rank and `peer`."""
@@ -35,26 +41,31 @@ class Metered(Wrapper):
         """Wrap `inner`; `meter` takes the records of this rank."""
         super().__init__(inner)
         self.meter = meter
+        self._record_all = getattr(meter, "record_all", self._one_by_one)
 
     def gather(self, slots: Slots, root: int = 0) -> None:
         """Gather; books root's `in` from each peer, or the own frame `out` to root."""
         self.inner.gather(slots, root)
-        self._book("gather", slots, root)
+        key = (self, "gather", root)
+        self._record_all(slots.plans.get(key) or self._records("gather", slots, root))
 
     def broadcast(self, slots: Slots, root: int = 0) -> None:
         """Broadcast; books every frame `in` from root, or `out` once per peer."""
         self.inner.broadcast(slots, root)
-        self._book("broadcast", slots, root)
+        key = (self, "broadcast", root)
+        self._record_all(slots.plans.get(key) or self._records("broadcast", slots, root))
 
     def scatter(self, slots: Slots, root: int = 0) -> None:
         """Scatter; books root's frame for each peer `out`, or the own frame `in` from root."""
         self.inner.scatter(slots, root)
-        self._book("scatter", slots, root)
+        key = (self, "scatter", root)
+        self._record_all(slots.plans.get(key) or self._records("scatter", slots, root))
 
     def allgather(self, slots: Slots) -> None:
         """Allgather; books each other frame `in`, and the own frame `out` once per peer."""
         self.inner.allgather(slots)
-        self._book("allgather", slots, self.rank)
+        key = (self, "allgather", 0)
+        self._record_all(slots.plans.get(key) or self._records("allgather", slots, 0))
 
     def send(self, data_B: Bytes, dest: int, kind: str) -> None:
         """Send; booked `out`."""
@@ -71,27 +82,21 @@ class Metered(Wrapper):
             self.meter.record(peer, kind, IN, nbytes, nbytes)
         return peer, nbytes
 
-    def _book(self, verb: str, slots: Slots, root: int) -> None:
-        """Record the frames of a verb; which they are is worked out once per Slots."""
-        key = (self, verb, root)
-        records = slots.plans.get(key)
-        if records is None:
-            records = slots.plans[key] = self._records(verb, slots, root)
-        record = self.meter.record
+    def _one_by_one(self, records: list[Record]) -> None:
         for args in records:
-            record(*args)
+            self.meter.record(*args)
 
-    def _records(
-        self, verb: str, slots: Slots, root: int
-    ) -> list[tuple[int, str, Direction, int, int]]:
-        """The arguments of every record of a verb."""
+    def _records(self, verb: str, slots: Slots, root: int) -> list[Record]:
+        """The records of a verb; worked out once per Slots and kept there."""
         sums: dict[tuple[int, str, Direction], tuple[int, int]] = {}
         for peer, frame, direction in self._frames(verb, root):
             if slots.sizes_R[frame]:
                 key = (peer, slots.kinds_R[frame], direction)
                 nbytes, raw_bytes = sums.get(key, (0, 0))
                 sums[key] = (nbytes + slots.sizes_R[frame], raw_bytes + slots.raw_R[frame])
-        return [(*key, *both) for key, both in sums.items()]
+        records: list[Record] = [(*key, *both) for key, both in sums.items()]
+        slots.plans[self, verb, root] = records
+        return records
 
     def _frames(self, verb: str, root: int) -> Iterator[tuple[int, int, Direction]]:
         """(peer, frame, direction) of every frame that a verb moves at this rank."""

@@ -28,7 +28,7 @@ class Pace:
     """
 
     yield_s: float = 0.5e-3
-    share: float = 0.05
+    share: float = 0.03
     shortest_s: float = 50e-6
     longest_s: float = 5e-3
 
