@@ -22,7 +22,16 @@ from typing import Any
 import numpy as np
 
 from hpcvfl.kernels.bits import block_packer, block_unpacker, scratch
-from hpcvfl.kernels.compiling import BLOCK, FINITE, helper, kernel, wide
+from hpcvfl.kernels.compiling import (
+    BLOCK,
+    FAR,
+    FINITE,
+    helper,
+    kernel,
+    prefetch_read,
+    prefetch_write,
+    wide,
+)
 from hpcvfl.kernels.dither import block_filler, places, split_key
 from hpcvfl.kernels.scan import status_columns, status_line
 
@@ -114,6 +123,8 @@ def encoder(bits: int, dither: bool) -> Any:
         N = x_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
+            if N > FAR:
+                prefetch_read(x_N, at + np.uint64(BLOCK))
             if dither:
                 fill_block(k0, k1, start // BLOCK, k_K)
             codes, to = (
@@ -218,6 +229,8 @@ def decoder(bits: int, dither: bool) -> Any:
         N = out_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
+            if N > FAR:
+                prefetch_write(out_N, at + np.uint64(BLOCK))
             if dither:
                 fill_block(k0, k1, start // BLOCK, k_K)
             if bits == 8:

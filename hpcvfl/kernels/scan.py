@@ -12,7 +12,17 @@ import math
 
 import numpy as np
 
-from hpcvfl.kernels.compiling import FINITE, IS_NAN, helper, kernel, status_of, wide
+from hpcvfl.kernels.compiling import (
+    BLOCK,
+    FAR,
+    FINITE,
+    IS_NAN,
+    helper,
+    kernel,
+    prefetch_read,
+    status_of,
+    wide,
+)
 
 _ABS = np.uint32(0x7FFFFFFF)
 _SIGN = np.uint32(0x80000000)
@@ -44,6 +54,17 @@ def positive_zero(b):  # type: ignore[no-untyped-def]
     return np.uint32(0) if b == _SIGN else b
 
 
+@helper
+def _block_extremes(bits_N, at, n, top, umin, umax):  # type: ignore[no-untyped-def]
+    wide()
+    for i in range(np.uint64(n)):
+        b = bits_N[at + i]
+        top = max(top, np.int32(b))
+        umin = min(umin, b)
+        umax = max(umax, b)
+    return top, umin, umax
+
+
 @kernel
 def range_line(bits_N, out_2):  # type: ignore[no-untyped-def]
     """Kernel behind `minmax`, on bit patterns; N > 0.
@@ -52,14 +73,16 @@ def range_line(bits_N, out_2):  # type: ignore[no-untyped-def]
     signed pattern; the smallest unsigned pattern is the minimum if no value is negative, the
     maximum if all are. Three extremes, and nothing else to do per value.
     """
-    wide()
+    N = bits_N.shape[0]
     first = bits_N[0]
     top, umin, umax = np.int32(first), first, first
-    for i in range(np.uint64(bits_N.shape[0])):
-        b = bits_N[i]
-        top = max(top, np.int32(b))
-        umin = min(umin, b)
-        umax = max(umax, b)
+    if N > FAR:
+        for start in range(0, N, BLOCK):
+            n, at = min(BLOCK, N - start), np.uint64(start)
+            prefetch_read(bits_N, at + np.uint64(BLOCK))
+            top, umin, umax = _block_extremes(bits_N, at, n, top, umin, umax)
+    else:
+        top, umin, umax = _block_extremes(bits_N, np.uint64(0), N, top, umin, umax)
     out_2[0] = positive_zero(umax if umax >= _SIGN else umin)
     out_2[1] = positive_zero(np.uint32(top) if top >= 0 else umin)
     return status_of(max(np.uint32(out_2[0] & _ABS), np.uint32(out_2[1] & _ABS)))

@@ -6,6 +6,8 @@ from support import naive
 
 from hpcvfl.kernels import bits as bit_kernels
 from hpcvfl.kernels import scalar as kernels
+from hpcvfl.kernels import scan
+from hpcvfl.kernels.compiling import FAR
 
 SIZES = (0, 1, 7, 8, 9, 4097)
 FACTORIES = ("encoder", "column_encoder", "decoder", "column_decoder")
@@ -157,6 +159,31 @@ def test_one_range_for_all_columns_is_the_message_scope(bits):
             encode_columns(x_RC, same_C * -2, same_C * 3, bits, dither),
             encode(x_RC.ravel(), -2, 3, bits, dither),
         )
+
+
+@pytest.mark.parametrize("dither", [False, True])
+def test_a_message_that_is_fetched_ahead_has_the_same_codes(dither):
+    """Long messages prefetch the next block; each block still equals the twin."""
+    n = FAR + 5000
+    x_N, out_2, lo = values(n), np.empty(2, np.float32), np.float32(-5)
+    x_N[[7, n - 1]] = 5, -5.5
+    assert scan.minmax(x_N, out_2) == 0
+    assert out_2.tolist() == [x_N.min(), x_N.max()]
+    step = np.float32(10 / 15)
+    out_B = encode(x_N, lo, 1 / step, 4, dither)
+    y_N = np.empty(n, np.float32)
+    kernels.decode_uniform(out_B, lo, step, 4, dither, KEY, y_N)
+    for at in (0, 2048 * 100, n // 2048 * 2048):
+        part = slice(at, min(at + 2048, n))
+        k = np.array(naive.dither_integers(KEY, at, 2048)) * dither
+        q = (x_N[part] - lo) * np.float32(1 / step)
+        grid = np.rint((q.astype(np.float64) + 0.5) * 2**14) / 2**14 if dither else np.rint(q)
+        u = k[: len(q)] / 2**14
+        codes = np.clip(np.floor(grid + u), 0, 15)
+        packed = slice(at // 2, at // 2 + (len(codes) + 1) // 2)
+        np.testing.assert_array_equal(out_B[packed], naive.pack(codes.astype(int), 4))
+        due = lo + (codes - u).astype(np.float32) * step
+        np.testing.assert_array_equal(y_N[part], due)
 
 
 def test_keys_matter_with_dither_and_only_then():
