@@ -46,26 +46,26 @@ class Metered(Wrapper):
     def gather(self, slots: Slots, root: int = 0) -> None:
         """Gather; books root's `in` from each peer, or the own frame `out` to root."""
         self.inner.gather(slots, root)
-        key = (self, "gather", root)
-        self._record_all(slots.plans.get(key) or self._records("gather", slots, root))
+        records = slots.plans.get((self, "gather", root))
+        self._record_all(self._records("gather", slots, root) if records is None else records)
 
     def broadcast(self, slots: Slots, root: int = 0) -> None:
         """Broadcast; books every frame `in` from root, or `out` once per peer."""
         self.inner.broadcast(slots, root)
-        key = (self, "broadcast", root)
-        self._record_all(slots.plans.get(key) or self._records("broadcast", slots, root))
+        records = slots.plans.get((self, "broadcast", root))
+        self._record_all(self._records("broadcast", slots, root) if records is None else records)
 
     def scatter(self, slots: Slots, root: int = 0) -> None:
         """Scatter; books root's frame for each peer `out`, or the own frame `in` from root."""
         self.inner.scatter(slots, root)
-        key = (self, "scatter", root)
-        self._record_all(slots.plans.get(key) or self._records("scatter", slots, root))
+        records = slots.plans.get((self, "scatter", root))
+        self._record_all(self._records("scatter", slots, root) if records is None else records)
 
     def allgather(self, slots: Slots) -> None:
         """Allgather; books each other frame `in`, and the own frame `out` once per peer."""
         self.inner.allgather(slots)
-        key = (self, "allgather", 0)
-        self._record_all(slots.plans.get(key) or self._records("allgather", slots, 0))
+        records = slots.plans.get((self, "allgather", 0))
+        self._record_all(self._records("allgather", slots, 0) if records is None else records)
 
     def send(self, data_B: Bytes, dest: int, kind: str) -> None:
         """Send; booked `out`."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.transport_contract import Records, slots_of
 
-from hpcvfl.transport import Slots
+from hpcvfl.transport import Metered, Slots, ThreadsWorld, Transport
 from hpcvfl.transport.rollcall import NOTE_NBYTES, Whereabouts, verdict
 from hpcvfl.transport.waiting import PACE, Pace, wait_until
 
@@ -158,3 +159,23 @@ def test_importing_the_transports_does_not_start_mpi() -> None:
     code = f"import {modules}; print('mpi4py.MPI' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_repeated_call_hands_the_meter_the_same_list_even_an_empty_one() -> None:
+    """The meter counts lists; a new one each round would make it grow without end."""
+    lists: list[list[tuple[int, str, str, int, int]]] = []
+
+    class Lists(Records):
+        def record_all(self, records: list[tuple[int, str, str, int, int]]) -> None:
+            lists.append(records)
+
+    def fn(t: Transport) -> None:
+        metered = Metered(t, Lists())
+        for nbytes in (0, 5):
+            slots = slots_of([nbytes] * t.size)
+            for _ in range(3):
+                metered.gather(slots)
+
+    ThreadsWorld(2).run(fn)
+    assert len(lists) == 12
+    assert len({id(records) for records in lists}) == 4
