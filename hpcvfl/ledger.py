@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 Record = tuple[int, str, str, int, int]
-"""(peer rank, kind, direction "in" or "out", bytes on the wire, 4 x elements before encoding)"""
+"""(peer rank, kind, direction "in" or "out", bytes on the wire, 4 x elements encoded)"""
 Key = tuple[str, str, str, int]
 """(phase, kind, direction, peer rank)"""
 
