@@ -39,7 +39,7 @@ class Size:
 
 
 SMALL = Size("1 MiB", MIB, 101, 1, 5)
-LARGE = Size("64 MiB", 64 * MIB, 11, 0, 1)
+LARGE = Size("64 MiB", 64 * MIB, 31, 0, 1)
 TINY = Size("64 KiB", MIB // 16, 5, 1, 5)
 
 
