@@ -1,8 +1,7 @@
-"""What our transport adds to raw MPI: python bench/exchange.py [--smoke] [--json FILE]."""
+"""What does our transport add to raw MPI? `python bench/exchange.py [--json FILE] [--smoke]`."""
 
-import sys
-
+from hpcvfl.benchmarks.common import run_script
 from hpcvfl.benchmarks.exchange import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_script(main)

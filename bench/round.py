@@ -1,8 +1,7 @@
-"""Where a round's time goes: python bench/round.py [--smoke] [--json FILE]."""
+"""Where does a round's time go? `python bench/round.py [--json FILE] [--smoke]`."""
 
-import sys
-
+from hpcvfl.benchmarks.common import run_script
 from hpcvfl.benchmarks.round import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_script(main)

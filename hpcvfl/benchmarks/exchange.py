@@ -7,20 +7,14 @@ the same settings and alternate in one run; exchange_worker.py is what the ranks
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import hpcvfl
 from hpcvfl.benchmarks.common import Report
-from hpcvfl.errors import TransportError
+from hpcvfl.benchmarks.launching import measured_by_ranks
 
+WORKER = "hpcvfl.benchmarks.exchange_worker"
 RANKS = (2, 5)
 SMALL_NBYTES = 888  # 100 x 16 values at 4 bits, and a header
 SIZES = (SMALL_NBYTES, 2**13, 2**15, 2**17, 2**20, 2**22, 2**24)
@@ -34,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark; see the module. Returns 0 if every target passed."""
     report = Report("exchange", argv, options)
     for size in RANKS:
-        result = launch(size, report.smoke, report.args.seconds)
+        sizes = SMOKE_SIZES if report.smoke else SIZES
+        words = [0 if report.smoke else report.args.seconds, *sizes]
+        result = measured_by_ranks(size, WORKER, words, TIMEOUT_S)
         for row in result["exchange"]:
             judge_exchange(report, size, row)
         if "wait" in result:
@@ -80,33 +76,6 @@ def judge_wait(report: Report, size: int, wait: dict[str, float]) -> None:
         ("all on after a wait of 10 ms", wait["late_us"], LATE_US, "us"),
     ):
         report.target(f"{name}, {size} ranks", value, bound, unit, at_most=True)
-
-
-def launch(size: int, smoke: bool, seconds: float) -> dict[str, Any]:
-    """Run exchange_worker.py on `size` ranks and return what its rank 0 measured.
-
-    Raises TransportError with what the ranks printed, if they fail.
-    """
-    beside = Path(sys.executable).with_name("mpiexec")
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        raise TransportError("bench exchange: no mpiexec here; pip install 'hpcvfl[mpich]'")
-    paths = [str(Path(hpcvfl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "result.json"
-        sizes = SMOKE_SIZES if smoke else SIZES
-        command = [mpiexec, "-n", str(size), sys.executable, "-m", "mpi4py"]
-        command += ["-m", "hpcvfl.benchmarks.exchange_worker", str(out)]
-        command += ["0" if smoke else str(seconds), *map(str, sizes)]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        if done.returncode or not out.exists():
-            said = (done.stdout + done.stderr)[-2000:]
-            raise TransportError(f"bench exchange: {' '.join(command)} failed:\n{said}")
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
 
 
 if __name__ == "__main__":

@@ -6,12 +6,7 @@ It launches mpiexec itself: M + 1 ranks for each row. One axis at a time from M 
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcvfl.benchmarks.common import Report
-from hpcvfl.clock import TRAINING_PHASES
+from hpcvfl.benchmarks.launching import measured_by_ranks, run_ranks
+from hpcvfl.clock import TRAINING_PHASES, WORKING_PHASES
 
 CENTRE = {"M": 4, "B": 1000, "P": 64}
 AXES = {"M": (2, 4, 8, 16), "B": (100, 1000, 10_000), "P": (16, 64, 256, 1024)}
@@ -29,27 +25,10 @@ START_S = 15.0
 TIMEOUT_S = 300
 
 
-def mpiexec() -> str:
-    """The launcher beside this Python, or the first on the path."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise SystemExit("bench round: no mpiexec found; pip install 'hpcvfl[mpich]'")
-    return found
-
-
 def worker(m: int, b: int, p: int, pattern: str, rounds: int, compare: bool) -> dict[str, Any]:
-    """Result of one configuration, from the line that its rank 0 prints."""
-    words = [str(x) for x in (m, b, p, pattern, rounds, CODEC, int(compare))]
-    command = [mpiexec(), "-n", str(m + 1), sys.executable, "-m", "mpi4py"]
-    command += ["-m", "hpcvfl.benchmarks.round_worker", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"bench round: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    """Result of one configuration."""
+    words = [m, b, p, pattern, rounds, CODEC, int(compare)]
+    return measured_by_ranks(m + 1, "hpcvfl.benchmarks.round_worker", words, TIMEOUT_S)
 
 
 def start_seconds() -> float:
@@ -59,10 +38,9 @@ def start_seconds() -> float:
     count.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [mpiexec(), "-n", "5", sys.executable, "-m", "mpi4py", "-m", "hpcvfl", "train"]
-        command += ["digits", "--run.folder", folder, "--algorithm.rounds", "1"]
+        words = ["train", "digits", "--run.folder", folder, "--algorithm.rounds", "1"]
         begun_s = time.time()
-        subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True)
+        run_ranks(5, "hpcvfl", words, TIMEOUT_S)
         ledger = next(Path(folder).glob("*/metrics.jsonl"))
         return ledger.stat().st_mtime - begun_s
 
@@ -109,4 +87,4 @@ def main(argv: Sequence[str]) -> int:
 
 def busy(phases: dict[str, float]) -> float:
     """Milliseconds of own work."""
-    return round(sum(phases[p] for p in ("forward", "encode", "decode", "local steps")), 3)
+    return round(sum(phases[phase] for phase in WORKING_PHASES), 3)

@@ -1,10 +1,10 @@
 """One rank of bench/round.py: rounds of the real loop, and of a bare script with the same work.
 
-    mpiexec -n M+1 python -m mpi4py -m hpcvfl.benchmarks.round_worker M B P PATTERN ROUNDS CODEC
+    mpiexec -n M+1 python -m mpi4py -m hpcvfl.benchmarks.round_worker OUT M B P PATTERN ROUNDS
+    CODEC 1
 
-Rank 0 prints one JSON line: milliseconds a round, by phase at the server and at the mean party,
-and, where asked for (COMPARE set to 1 as a seventh argument), of the bare script, alternating with
-the real loop.
+Rank 0 writes to the JSON file OUT: milliseconds a round, by phase at the server and at the mean
+party, and with a last argument of 1 those of the bare script, which alternates with the real loop.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class BareRound:
         shape = (size, config.model.embedding_dim)
         self.embeddings = [torch.zeros(shape, dtype=block.dtype) for _ in range(config.num_parties)]
         self.head: nn.Module = getattr(block, "head_copy", block.module)
-        self.sgd = torch.optim.SGD(block.module.parameters(), lr=1e-4)
+        self.parameters = list(block.module.parameters())
 
     def round(self, round_index: int) -> None:
         """Forward, gather, broadcast, one step."""
@@ -90,9 +91,10 @@ class BareRound:
         head = block.module if self.rank == 0 else self.head
         loss = F.cross_entropy(head(torch.cat(parts, dim=1)), labels_B)
         float(loss.detach())
-        self.sgd.zero_grad(set_to_none=True)
-        loss.backward()
-        self.sgd.step()
+        gradients = torch.autograd.grad(loss, self.parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.add_(gradient, alpha=-1e-4)
 
     def swap(self) -> None:
         """Raw collectives, waited for as the transport waits."""
@@ -159,6 +161,7 @@ def measure(run: Run, rounds: int, bare: BareRound | None) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     """Run one configuration on this rank."""
+    out, *argv = argv
     m, b, p, rounds = int(argv[0]), int(argv[1]), int(argv[2]), int(argv[4])
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(m, b, p, argv[3], argv[5], folder)
@@ -168,7 +171,7 @@ def main(argv: list[str]) -> int:
         run.meter.close()
         run.transport.barrier()
     if run.transport.rank == 0:
-        print(json.dumps(result), flush=True)
+        Path(out).write_text(json.dumps(result), encoding="utf-8")
     return 0
 
 
