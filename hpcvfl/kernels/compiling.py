@@ -104,7 +104,7 @@ BLOCK = 2048
 
 FAR = 1 << 19
 """Values from which on a message does not stay in a second-level cache, so that blocks are fetched
-one ahead: 20-45 % faster at 64 MiB, 5 % slower where everything is near (bench/LOG.md)."""
+one ahead: 30-40 % faster at 64 MiB, 20-25 % slower where all is near (bench/LOG.md)."""
 
 FINITE, IS_NAN, IS_INF = 0, 1, 2
 """Status of a scan: all finite, a NaN is there, an infinity (and no NaN) is there."""
