@@ -21,10 +21,9 @@ class Progress:
     def begin(self, total_rounds: int, path: Path) -> None:
         """Show the folder and start the bar."""
         print(f"run folder {path}", file=sys.stderr, flush=True)
-        # A log file gets a line now and then instead of a redrawn bar.
-        seconds = 0.2 if sys.stderr.isatty() else 30.0
+        # disable=None: a log file gets the lines of the evaluations, not a redrawn bar.
         self._bar = tqdm(
-            total=total_rounds, unit="round", mininterval=seconds, dynamic_ncols=True, leave=False
+            total=total_rounds, unit="round", dynamic_ncols=True, leave=False, disable=None
         )
 
     def round(self, loss: float) -> None:
@@ -43,6 +42,8 @@ class Progress:
             f"  test accuracy {line['test_accuracy']:.4f}  wire {line['wire_bytes'] / MEGA:.2f} MB"
             f"  {line['seconds']:.1f} s"
         )
+        if self._bar is not None:
+            self._bar.set_postfix(self._shown, refresh=False)
         tqdm.write(text, file=sys.stderr)
 
     def end(self) -> None:
