@@ -49,6 +49,14 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
     return None
 
 
+def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether any launcher started this process, also one that does not say how many it started.
+
+    True even for `mpiexec -n 1`: such a process takes its ranks from MPI, never makes its own.
+    """
+    return detect(environ) is not None
+
+
 def expected_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """Number of processes the launcher started, or None if none says so."""
     launch = detect(environ)

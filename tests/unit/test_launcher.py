@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from hpcvfl.errors import ConfigError
-from hpcvfl.transport.launcher import Launch, check, detect, expected_rank, expected_size
+from hpcvfl.transport.launcher import (
+    Launch,
+    check,
+    detect,
+    expected_rank,
+    expected_size,
+    is_launched,
+)
 
 ROOT = Path(__file__).parents[2]
 HYDRA = {"PMI_SIZE": "5", "PMI_RANK": "3", "MPI_LOCALNRANKS": "5", "MPI_LOCALRANKID": "3"}
@@ -42,6 +49,27 @@ def test_size_and_rank_are_read_from_the_launcher(environ, size, rank) -> None:
 
 def test_a_plain_start_has_no_launcher() -> None:
     assert detect({"PATH": "/bin", "SLURM_JOB_ID": "7"}) is None
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        HYDRA,
+        OPEN_MPI,
+        SRUN_NONE,
+        MPIEXEC_IN_SBATCH,
+        {"PMIX_RANK": "2"},
+        {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"},
+        {"PMI_SIZE": "1", "PMI_RANK": "0"},
+    ],
+)
+def test_any_launcher_counts_also_one_that_names_no_size_or_one_process(environ) -> None:
+    assert is_launched(environ)
+
+
+@pytest.mark.parametrize("environ", [{}, SBATCH_SHELL, {"PMI_SIZE": "many", "PMI_RANK": ""}])
+def test_a_shell_or_a_plain_start_is_not_launched(environ) -> None:
+    assert not is_launched(environ)
 
 
 def test_the_size_of_one_host_is_a_lower_bound() -> None:
