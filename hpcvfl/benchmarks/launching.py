@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,31 +13,24 @@ from typing import Any
 
 import hpcvfl
 from hpcvfl.errors import TransportError
-
-
-def mpiexec() -> str:
-    """The launcher beside this Python, or the first on the path; TransportError if there is
-    none.
-    """
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise TransportError("bench: no mpiexec here; pip install 'hpcvfl[mpich]'")
-    return found
+from hpcvfl.transport.launcher import mpiexec_path
 
 
 def run_ranks(num_ranks: int, module: str, words: Sequence[object], timeout_s: float) -> None:
     """`python -m mpi4py -m MODULE WORDS` on that many ranks, one thread each.
 
-    Raises TransportError with what the ranks printed, if they fail.
+    Raises TransportError with what the ranks printed, if they fail, or if there is no mpiexec.
     """
+    mpiexec = mpiexec_path()
+    if mpiexec is None:
+        raise TransportError("bench: no mpiexec here; pip install 'hpcvfl[mpich]'")
     paths = [str(Path(hpcvfl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "OMP_NUM_THREADS": "1",
     }
-    command = [mpiexec(), "-n", str(num_ranks), sys.executable, "-m", "mpi4py", "-m", module]
+    command = [mpiexec, "-n", str(num_ranks), sys.executable, "-m", "mpi4py", "-m", module]
     command += [str(word) for word in words]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -7,6 +7,7 @@ N processes that each think they are rank 0 of 1. They would train N times, sile
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,6 +84,18 @@ def check(comm_size: int, comm_rank: int, environ: Mapping[str, str] = os.enviro
         raise ConfigError(_complaint(launch, comm_size, comm_rank))
 
 
+def mpiexec_path(anywhere: bool = True) -> str | None:
+    """The mpiexec beside this Python, which a pip-installed MPI brings; else the first on the PATH.
+
+    anywhere : bool   False: only the one beside this Python, which surely fits mpi4py
+    Returns None if there is none.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    if beside.exists():
+        return str(beside)
+    return shutil.which("mpiexec") if anywhere else None
+
+
 def _complaint(launch: Launch, comm_size: int, comm_rank: int) -> str:
     said = "several processes" if launch.size is None else f"{launch.size} processes"
     mine = "" if launch.rank is None else f", this one as rank {launch.rank}"
@@ -97,10 +110,9 @@ def _fix(launch: Launch, count: str) -> str:
     command = "python -m mpi4py -m hpcvfl ..."
     if launch.name == "srun":
         return f"`srun --mpi=pmi2 -n {count} {command}` (or --mpi=pmix, see `srun --mpi=list`)"
-    beside = Path(sys.executable).with_name("mpiexec")
-    mpiexec = (
-        str(beside) if beside.exists() else "the mpiexec of the MPI that mpi4py was built for:"
-    )
+    # Not the one on the PATH: that may be the very one which does not reach this MPI.
+    beside = mpiexec_path(anywhere=False)
+    mpiexec = beside or "the mpiexec of the MPI that mpi4py was built for:"
     return f"`{mpiexec} -n {count} {command}`"
 
 

@@ -5,25 +5,20 @@ These tests start mpiexec themselves and run without it.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from support.launch import MPIEXEC, ROOT, alive, run
 from support.transport_program import TIMEOUT_S
 
 from hpcvfl.errors import TransportError, TransportTimeout
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "support" / "transport_program.py"
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
 # Hydra returns the status given to MPI_Abort, or, about as often, that of a rank which it killed.
 KILLED = 9
-ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @dataclass
@@ -38,11 +33,8 @@ class Ending:
 
 
 def run_until_it_ends(how: str, size: int) -> Ending:
-    mpiexec = str(MPIEXEC) if MPIEXEC.exists() else "mpiexec"
-    command = [mpiexec, "-n", str(size), sys.executable, "-m", "mpi4py", str(PROGRAM), how]
-    done = subprocess.run(
-        command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [MPIEXEC, "-n", str(size), sys.executable, "-m", "mpi4py", str(PROGRAM), how]
+    done = run(command, timeout_s=60)
     ended_s = time.monotonic()
     text = done.stdout + done.stderr
     wrong = re.search(r"now ([\d.]+)", text)
@@ -57,15 +49,6 @@ def gone_by(pids: list[int], until_s: float) -> bool:
     while time.monotonic() < until_s and any(map(alive, pids)):
         time.sleep(0.01)
     return not any(map(alive, pids))
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs or is stopped; one that only waits to be collected is gone."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 @pytest.mark.timeout(90)

@@ -1,26 +1,27 @@
 """Start the command line as a user does, under mpiexec or alone, with a hard time limit."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import hpcvfl
+from hpcvfl.transport.launcher import mpiexec_path
 
 ROOT = Path(hpcvfl.__file__).parent.parent
-BESIDE = Path(sys.executable).with_name("mpiexec")
-MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
+MPIEXEC = mpiexec_path()
+LAUNCHER_PREFIXES = ("PMI", "OMPI", "MPI_", "SLURM_")
 
 
-def environment():
+def environment(**variables):
     """This environment with the package and the tests' modules importable and no launcher's
-    variables.
+    variables, but for those given.
     """
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "MPI_"))}
-    return kept | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "OMP_NUM_THREADS": "1"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
+    kept |= {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "OMP_NUM_THREADS": "1"}
+    return kept | variables
 
 
 def mpi_words(num_ranks, *words):
@@ -28,10 +29,15 @@ def mpi_words(num_ranks, *words):
     return [MPIEXEC, "-n", str(num_ranks), sys.executable, "-m", "mpi4py", "-m", "hpcvfl", *words]
 
 
-def run(command, timeout_s=100):
-    """Finished process with stdout and stderr as text."""
+def run(command, timeout_s=100, **variables):
+    """Finished process with stdout and stderr as text; it sees these environment variables too."""
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, env=environment(), check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=environment(**variables),
+        check=False,
     )
 
 
@@ -67,9 +73,9 @@ def below(pid, ancestor):
 
 
 def alive(pid):
-    """Whether the process is there and not a zombie."""
+    """Whether a process runs or is stopped; one that only waits to be collected is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.launch import MPIEXEC, run
 
 from hpcvfl.errors import ConfigError
 from hpcvfl.transport.launcher import (
@@ -17,9 +16,9 @@ from hpcvfl.transport.launcher import (
     expected_rank,
     expected_size,
     is_launched,
+    mpiexec_path,
 )
 
-ROOT = Path(__file__).parents[2]
 HYDRA = {"PMI_SIZE": "5", "PMI_RANK": "3", "MPI_LOCALNRANKS": "5", "MPI_LOCALRANKID": "3"}
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
 SRUN_NONE = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
@@ -112,6 +111,37 @@ def test_the_complaint_tells_the_command_that_helps() -> None:
         check(1, 0, HYDRA)
 
 
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The folder of a Python, and the only one on the PATH, each with an mpiexec in it."""
+    beside, on_path = tmp_path / "venv", tmp_path / "bin"
+    for folder in (beside, on_path):
+        folder.mkdir()
+        (folder / "mpiexec").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    monkeypatch.setenv("PATH", str(on_path))
+    return beside, on_path
+
+
+def test_the_mpiexec_beside_python_goes_before_the_one_on_the_path(folders) -> None:
+    beside, on_path = folders
+    assert mpiexec_path() == mpiexec_path(anywhere=False) == str(beside / "mpiexec")
+    (beside / "mpiexec").unlink()
+    assert mpiexec_path() == str(on_path / "mpiexec")
+    assert mpiexec_path(anywhere=False) is None
+    (on_path / "mpiexec").unlink()
+    assert mpiexec_path() is None
+
+
+def test_the_complaint_does_not_recommend_just_any_mpiexec(folders) -> None:
+    beside, _ = folders
+    with pytest.raises(ConfigError, match=f"`{beside}/mpiexec -n 5 python"):
+        check(1, 0, HYDRA)
+    (beside / "mpiexec").unlink()
+    with pytest.raises(ConfigError, match="`the mpiexec of the MPI that mpi4py was built for: -n"):
+        check(1, 0, HYDRA)
+
+
 CHECKED = """
 from mpi4py import MPI
 from hpcvfl.errors import ConfigError
@@ -126,23 +156,9 @@ except ConfigError as error:
 """
 
 
-def launch(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    names = {"PMI_", "PMIX_", "OMPI_", "SLURM_", "MPI_LOCAL"}
-    environ = {k: v for k, v in os.environ.items() if not any(k.startswith(n) for n in names)}
-    environ |= {"PYTHONPATH": str(ROOT), **variables}
-    return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-def mpiexec() -> str:
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else "mpiexec"
-
-
 @pytest.mark.timeout(90)
 def test_a_real_launch_passes() -> None:
-    done = launch(mpiexec(), "-n", "3", sys.executable, "-m", "mpi4py", "-c", CHECKED)
+    done = run([MPIEXEC, "-n", "3", sys.executable, "-m", "mpi4py", "-c", CHECKED])
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "passed 0", "passed 1", "passed 2"]
 
@@ -151,15 +167,13 @@ def test_a_real_launch_passes() -> None:
 def test_real_processes_that_the_launcher_does_not_reach_are_refused() -> None:
     """mpiexec whose variables the MPI library does not get: each rank is 0 of 1."""
     hide = ["env", "-u", "PMI_FD", "-u", "PMI_RANK", "-u", "PMI_SIZE", "-u", "PMI_PORT"]
-    done = launch(mpiexec(), "-n", "2", *hide, sys.executable, "-c", CHECKED)
+    done = run([MPIEXEC, "-n", "2", *hide, sys.executable, "-c", CHECKED])
     assert done.stdout.count("refused launch: mpiexec started 2 processes") == 2, done.stdout
     assert done.returncode != 0
 
 
 @pytest.mark.timeout(90)
 def test_srun_without_mpi_is_refused() -> None:
-    done = launch(
-        sys.executable, "-c", CHECKED, SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="2", SLURM_NTASKS="4"
-    )
+    done = run([sys.executable, "-c", CHECKED], **SRUN_NONE)
     assert "srun started 4 processes, this one as rank 2, but MPI says rank 0 of 1" in done.stdout
     assert done.returncode == ConfigError.exit_code
