@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +29,8 @@ USAGE = """usage: hpcvfl VERB ...
   train CONFIG [--section.field value ..]   CONFIG: a preset (digits, fashion-mnist, synthetic),
         [--party K.section.field value ..]  a .toml file or a run folder; fields: see --help
   evaluate RUN                              accuracy of a finished run from its folder
-  report RUN [RUN ..] [--out FOLDER]        table and plots of one or several runs
+  report RUN [RUN ..] [--out FOLDER]        table and plots of one or several runs; plots go to
+                                            --out, else to the one run's folder or this one
   doctor                                    ranks, MPI, launcher, affinity, threads, versions
   bench kernels|exchange|round [--smoke] [--json FILE]
 
@@ -56,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(arguments: list[str]) -> int:
     """Train; the closing table goes to stdout, progress to stderr."""
+    begun_s = time.perf_counter()
     from hpcvfl.engine.run import train as train_run
     from hpcvfl.report.progress import Progress
     from hpcvfl.report.tables import closing_table
@@ -64,13 +67,15 @@ def train(arguments: list[str]) -> int:
         raise ConfigError("train: which config? a preset, a .toml file or a run folder")
 
     def work(config: Config, transport: Transport) -> dict[str, Any]:
-        return train_run(config, transport, Progress() if config.run.progress else None)
+        progress = Progress() if config.run.progress else None
+        summary = train_run(config, transport, progress, begun_s=begun_s)
+        if transport.rank == 0:
+            print(closing_table(summary))
+            if config.run.plots:
+                _draw([Path(summary["folder"])], Path(summary["folder"]))
+        return summary
 
-    summary = on_every_rank(lambda: load_config(arguments), work)
-    if summary is not None:
-        print(closing_table(summary))
-        if load_config(arguments).run.plots:
-            _draw([Path(summary["folder"])], Path(summary["folder"]))
+    on_every_rank(lambda: load_config(arguments), work)
     return 0
 
 
@@ -82,8 +87,15 @@ def evaluate(arguments: list[str]) -> int:
     if len(arguments) != 1:
         raise ConfigError(f"evaluate: one run folder is due, {len(arguments)} arguments came")
     path = Path(arguments[0])
+
+    def config_of_run() -> Config:
+        # Wherever the run was trained, it may be evaluated here.
+        config = folder.read_config(path)
+        transport = config.transport.model_copy(update={"name": "auto"})
+        return config.model_copy(update={"transport": transport})
+
     result = on_every_rank(
-        lambda: folder.read_config(path), lambda config, transport: evaluate_run(path, transport)
+        config_of_run, lambda config, transport: evaluate_run(path, config, transport)
     )
     if result is not None:
         print(json.dumps(result))
@@ -109,11 +121,7 @@ def report(arguments: list[str]) -> int:
     summaries = [folder.read_summary(path) for path in paths]
     print(closing_table(summaries[0]) if len(paths) == 1 else comparison(summaries))
     out = out or (paths[0] if len(paths) == 1 else Path("."))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        _draw(paths, out)
-    except OSError as error:
-        raise ConfigError(f"report: --out {out}: cannot be written ({error.strerror})") from None
+    _draw(paths, out)
     return 0
 
 
@@ -123,10 +131,17 @@ def doctor(arguments: list[str]) -> int:
         raise ConfigError(f"doctor: takes no argument, {arguments[0]!r} came")
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     from hpcvfl.engine.doctor import examine, text
+    from hpcvfl.transport import launcher
 
-    found = on_every_rank(lambda: None, lambda _, transport: examine(transport, affinity))
-    if found is not None:
-        print(text(found))
+    found = on_every_rank(
+        lambda: None, lambda _, transport: examine(transport, affinity), refuse=False
+    )
+    if found is None:
+        return 0
+    if launcher.expected_rank() in (None, 0):  # N processes that are all rank 0 of 1 speak once
+        print(text(found), flush=True)
+    if found["trouble"]:
+        raise ConfigError(found["trouble"])
     return 0
 
 
@@ -190,12 +205,16 @@ def _read_config_table(name: str) -> dict[str, Any]:
 
 
 def on_every_rank(
-    configure: Callable[[], T], work: Callable[[T, Transport], dict[str, Any]]
+    configure: Callable[[], T],
+    work: Callable[[T, Transport], dict[str, Any]],
+    refuse: bool = True,
 ) -> dict[str, Any] | None:
     """Run `work(configure(), transport)` on every rank; the result on rank 0, None on the others.
 
     One process: ranks are threads of it. Under a launcher this process is one rank, and an error
     on any rank ends all of them: shared ones after rank 0 has printed them, others by an abort.
+
+    refuse : whether a launcher that disagrees with the communicator is an error before any work
     """
     from hpcvfl.transport import launcher
 
@@ -206,15 +225,14 @@ def on_every_rank(
     except HpcvflError as error:
         failure = error
     wanted = config.transport.name if hasattr(config, "transport") else "auto"
-    launched = launcher.expected_size()
-    if wanted == "mpi" or (wanted == "auto" and launched is not None and launched > 1):
-        return _under_mpi(config, failure, work)
+    if wanted == "mpi" or (wanted == "auto" and launcher.is_launched()):
+        return _under_mpi(config, failure, work, refuse)
     if failure:
         raise failure
-    if launched is not None and launched > 1:
+    if (launcher.expected_size() or 1) > 1:
         raise ConfigError(
-            f"transport.name = 'threads', but the launcher started {launched} processes;"
-            " start one, or leave transport.name at auto"
+            f"transport.name = 'threads', but the launcher started {launcher.expected_size()}"
+            " processes; start one, or leave transport.name at auto"
         )
     from hpcvfl.transport.threads import ThreadsWorld
 
@@ -223,11 +241,14 @@ def on_every_rank(
 
 
 def _under_mpi(
-    config: Any, failure: HpcvflError | None, work: Callable[[Any, Transport], dict[str, Any]]
+    config: Any,
+    failure: HpcvflError | None,
+    work: Callable[[Any, Transport], dict[str, Any]],
+    refuse: bool,
 ) -> dict[str, Any] | None:
     try:
         from hpcvfl.transport.mpi import MpiTransport
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
         raise ConfigError(
             f"transport mpi: {error}; install it with: pip install 'hpcvfl[mpich]', or on a cluster"
             " with its own MPI: pip install 'hpcvfl[mpi]'"
@@ -235,8 +256,10 @@ def _under_mpi(
     from hpcvfl.engine.agree import together
     from hpcvfl.transport import launcher
 
-    transport = MpiTransport()
-    launcher.check(transport.size, transport.rank)
+    first_timeout_s = config.transport.first_timeout_s if hasattr(config, "transport") else 900.0
+    transport = MpiTransport(timeout_s=first_timeout_s)
+    if refuse:
+        launcher.check(transport.size, transport.rank)
     try:
 
         def same_start() -> None:
@@ -268,11 +291,10 @@ def _alone(verb: str) -> None:
     """Refuse to run a verb of one process once for every rank."""
     from hpcvfl.transport import launcher
 
-    launched = launcher.expected_size()
-    if launched is not None and launched > 1:
+    if launcher.is_launched() and launcher.expected_size() != 1:
         raise ConfigError(
-            f"{verb}: runs in one process, the launcher started {launched};"
-            " start it without mpiexec"
+            f"{verb}: runs in one process, the launcher started"
+            f" {launcher.expected_size() or 'several'}; start it without mpiexec"
         )
 
 
@@ -295,7 +317,12 @@ def _draw(paths: Sequence[Path], out: Path) -> None:
     from hpcvfl.engine import folder
     from hpcvfl.report.plots import draw
 
-    drawn = draw([(path.name, folder.read_metrics(path)) for path in paths], out)
+    metrics = [(path.name, folder.read_metrics(path)) for path in paths]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        drawn = draw(metrics, out)
+    except OSError as error:
+        raise ConfigError(f"plots: {out} cannot be written ({error.strerror})") from None
     if drawn:
         print("plots " + " ".join(str(path) for path in drawn))
     else:

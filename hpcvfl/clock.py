@@ -28,10 +28,11 @@ TRACED_EVENTS = 4096
 class PhaseClock:
     """`to(phase)` ends the running phase and starts the next; monotonic, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun_s: float | None = None) -> None:
+        """Phase "start" runs since `begun_s` (of time.perf_counter; None: since now)."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._phase = "start"
-        self._origin = self._since = time.perf_counter()
+        self._origin = self._since = time.perf_counter() if begun_s is None else begun_s
         self._events: list[tuple[str, float, float]] = []
 
     def to(self, phase: str, waited_s: float = 0.0) -> None:

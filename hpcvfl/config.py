@@ -1,6 +1,6 @@
 """What a run is: frozen models, one docstring a field, the digest that all ranks must share.
 
-Three kinds of field (DESIGN: they decide what a handshake compares):
+Three kinds of field, which decide what the ranks compare at start-up:
 
 - shared : changes the numbers of a run, so it is part of the digest that every rank must agree on;
 - how    : how the run is carried out (transport, folders, timeouts); two ranks may differ;
@@ -121,7 +121,7 @@ class TransportConfig(Section):
 
     name: Annotated[Literal["auto", "threads", "mpi"], Field(json_schema_extra=HOW)] = "auto"
     """auto: mpi when a launcher started several processes, threads (one process) otherwise."""
-    pattern: Annotated[Literal["hub", "allgather"], Field(json_schema_extra=SHARED)] = "hub"
+    pattern: Annotated[Literal["hub", "allgather"], Field(json_schema_extra=HOW)] = "hub"
     """hub: gather to the server, then broadcast (as in the papers); allgather: everyone to
     everyone.
     """
@@ -194,6 +194,11 @@ class Config(Section):
             if not 0 <= block <= self.num_parties:
                 raise ValueError(f"party.{block}: blocks are 0 (server) to {self.num_parties}")
             for path, _ in flatten(override):
+                if block == 0 and path in PARTY_ONLY:
+                    raise ValueError(
+                        f"party.0.{path}: block 0 is the server, which has no tower and sends the"
+                        " head; set head_codec or model.head"
+                    )
                 if scope_of(path) != "local":
                     raise ValueError(
                         f"party.{block}.{path}: only local fields may differ between parties"
@@ -209,6 +214,10 @@ class Config(Section):
         if not override:
             return self
         return build(merge(self.model_dump(), override))
+
+
+PARTY_ONLY = ("codec", "model.tower", "model.hidden_dim")
+"""Local fields that mean nothing at the server."""
 
 
 def all_fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Scope]]:
@@ -243,6 +252,8 @@ def nest(table: dict[str, Any]) -> dict[str, Any]:
         at = out
         for section in sections:
             at = at.setdefault(section, {})
+            if not isinstance(at, dict):
+                raise ValueError(f"{section} is given as a value and as a table ({path})")
         at[leaf] = value
     return out
 

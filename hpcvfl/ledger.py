@@ -2,7 +2,7 @@
 
 `Meter.record` is called by the metered transport for every buffer of every verb. What is booked:
 phase ("train", "eval", "setup"), kind of message ("head", "embed", ...), direction, peer.
-wire_bytes of a run = sum over ranks of the training bytes each rank received (DESIGN: section 5).
+wire_bytes of a run = sum over ranks of the training bytes that each rank received.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 Record = tuple[int, str, str, int, int]
-"""(peer rank, kind, direction "in" or "out", bytes on the wire, 4 x elements encoded)"""
+"""(peer rank, kind, direction "in" or "out", wire bytes, 4 x elements before encoding)"""
 Key = tuple[str, str, str, int]
 """(phase, kind, direction, peer rank)"""
 
@@ -19,8 +19,8 @@ Key = tuple[str, str, str, int]
 class Meter:
     """Counts bytes of one rank; with a file it also writes one line a round.
 
-    A call repeated every round hands over the same list of records, so a round only counts how often
-    (0.2 us); the sums are made when somebody asks.
+    A call repeated every round hands over the same list of records, so a round only counts how
+    often (0.2 us); the sums are made when somebody asks.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Meter:
 def paper_bytes(
     bits: float, batch_size: int, embedding_dim: int, num_parties: int, head_size: int
 ) -> float:
-    """Bytes a round by the formula of the C-VFL plots (facts: section 3): b (2 P B M^2 + S M) / 8.
+    """Bytes a round by the formula of the plots published with C-VFL: b (2 P B M^2 + S M) / 8.
 
     It charges the way up M times too often and no header, scale or index. For comparison with
     printed tables only; results of this program report measured bytes.

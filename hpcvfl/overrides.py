@@ -68,10 +68,12 @@ def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int,
             continue
         path, value = next(words, ""), next(words, None)
         block, _, field = path.partition(".")
-        if not block.isdigit() or not field or value is None:
+        if not block.isdecimal() or not field or value is None:
             raise ConfigError(
                 f"command line: --party {path}: due is --party K.section.field value,"
                 " e.g. --party 2.codec scalar:bits=2"
             )
-        party[int(block)] = merge(party.get(int(block), {}), nest({field: value}))
+        many = field == "optimizer.milestones"  # the one field that is a list: 3,5
+        new = nest({field: value.split(",") if many else value})
+        party[int(block)] = merge(party.get(int(block), {}), new)
     return rest, party

@@ -14,8 +14,10 @@ import numpy as np
 def key64(seed: int, *parts: int | str) -> int:
     """A 64-bit key from the seed and the purpose, e.g. key64(seed, "dither", round, block, tensor).
 
-    BLAKE2b over an unambiguous spelling of the parts, so that ("a", 1) and ("a1",) differ.
+    BLAKE2b over the parts, each spelled with its type, so that ("a", 1) and ("a1",) differ.
     """
+    if any("," in part for part in parts if isinstance(part, str)):
+        raise ValueError(f"seeds: a comma in {parts} would make two keys the same")
     spelled = ",".join(f"{type(p).__name__[0]}{p}" for p in (seed, *parts))
     return int.from_bytes(hashlib.blake2b(spelled.encode(), digest_size=8).digest(), "little")
 

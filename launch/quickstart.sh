@@ -6,6 +6,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 source launch/venv.sh
 make_venv mpich,plot
-source launch/env.sh 2>/dev/null
+source launch/env.sh
 
 exec "$venv/bin/mpiexec" -n 5 "$venv/bin/python" -m mpi4py -m hpcvfl train digits "$@"

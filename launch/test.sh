@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 source launch/venv.sh
 make_venv dev
-source launch/env.sh 2>/dev/null
+source launch/env.sh
 # Real images for those bench scripts that read them; no test depends on them.
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /usr/share/datasets/fashion-mnist ]; then
     (timeout 120 apt-get update -qq && timeout 120 apt-get install -y -qq dataset-fashion-mnist) \

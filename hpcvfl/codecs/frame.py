@@ -11,7 +11,8 @@ offset size field
 16      8   round
 24      8   count: elements in the message
 32      8   payload_nbytes
-40      8   w_bar: largest weight of the sender's local optimizer in the previous round (float64)
+40      8   w_bar: largest weight of the sender's local optimizer in the previous round (float64);
+           0 as long as no rate policy uses it
 48      4   seconds the sender computed in the previous round (float32)
 52      4   batch_hash: CRC32 of the rows of this round
 56      4   payload_crc: CRC32 of the payload, or 0
@@ -123,10 +124,10 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
         raise WireError(
             f"{where()} has {frame_B.size} bytes, due {HEADER_NBYTES + payload_nbytes}; cut short"
         )
-    if bool(flags & _HAS_PAYLOAD_CRC) != checksum_payload:
-        raise WireError(
-            f"{where()}: payload checksum {'un' * (not flags)}expected; wire.checksum differs"
-        )
+    summed = bool(flags & _HAS_PAYLOAD_CRC)
+    if summed != checksum_payload:
+        word = "unexpected" if summed else "expected"
+        raise WireError(f"{where()}: payload checksum {word}; wire.checksum differs")
     if checksum_payload and payload_crc != zlib.crc32(frame_B.data[HEADER_NBYTES:]):
         raise WireError(f"{where()}: payload checksum does not match; corrupted on its way")
     return due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
@@ -144,6 +145,6 @@ _ADVICE = {
 }
 
 
-def rows_hash(rows_B: np.ndarray) -> int:
+def rows_hash(rows_N: np.ndarray) -> int:
     """CRC32 of the row numbers (int64) of a round."""
-    return zlib.crc32(np.ascontiguousarray(rows_B, dtype="<i8").tobytes())
+    return zlib.crc32(np.ascontiguousarray(rows_N, dtype="<i8").tobytes())

@@ -32,7 +32,10 @@ def read(config: DataConfig, block: int, num_parties: int, seed: int) -> Samples
     arrays = _arrays(who, Path(config.root), keys)
     train_y = arrays["train_y"]
     if "num_classes" in arrays:
-        num_classes = int(arrays["num_classes"])
+        given = arrays["num_classes"]
+        if given.size != 1 or given.dtype.kind not in "iu" or int(given.reshape(-1)[0]) < 1:
+            raise DataError(f"{who}: num_classes is {given!r}; due is one positive integer")
+        num_classes = int(given.reshape(-1)[0])
     else:
         num_classes = int(train_y.max()) + 1 if train_y.size and train_y.dtype.kind in "iu" else 1
     return Samples(

@@ -71,9 +71,9 @@ class Shard:
 def to_shard(samples: Samples, block: int, dtype: torch.dtype) -> Shard:
     """Tensors of `dtype` in memory of their own; nothing of `samples` stays reachable."""
     return Shard(
-        train_x=_features(samples.train_x, dtype),
+        train_x=_features(samples.train_x, dtype, block, "train"),
         train_y=torch.from_numpy(samples.train_y.astype(np.int64)),
-        test_x=_features(samples.test_x, dtype),
+        test_x=_features(samples.test_x, dtype, block, "test"),
         test_y=torch.from_numpy(samples.test_y.astype(np.int64)),
         num_classes=samples.num_classes,
         input_shape=() if samples.train_x is None else samples.train_x.shape[1:],
@@ -82,11 +82,15 @@ def to_shard(samples: Samples, block: int, dtype: torch.dtype) -> Shard:
     )
 
 
-def _features(x: np.ndarray | None, dtype: torch.dtype) -> Tensor | None:
+def _features(x: np.ndarray | None, dtype: torch.dtype, block: int, part: str) -> Tensor | None:
     if x is None:
         return None
     real = np.float64 if dtype == torch.float64 else np.float32
-    return torch.from_numpy(np.array(x, dtype=real, order="C")).to(dtype)
+    with np.errstate(over="ignore"):
+        cast = np.array(x, dtype=real, order="C")
+    if cast.dtype != x.dtype:  # a float64 beyond float32 became Inf
+        _check_features(f"party {block}: {part}_x as {cast.dtype}", cast)
+    return torch.from_numpy(cast).to(dtype)
 
 
 def hold_out(samples: Samples, num_rows: int) -> Samples:

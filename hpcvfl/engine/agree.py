@@ -41,7 +41,7 @@ def exchange(transport: Transport, value: Any) -> list[Any]:
     for rank in range(transport.size):
         try:
             values.append(json.loads(texts[rank].tobytes()))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise WireError(
                 f"start-up: rank {rank} sent {sizes[rank]} bytes that are no JSON"
             ) from None
@@ -66,12 +66,20 @@ def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
         {"error": type(failure).__name__, "text": str(failure)} if failure else {"value": value}
     )
     reports = exchange(transport, report)
+    for rank, came in enumerate(reports):
+        if not isinstance(came, dict) or not {"error", "value"} & came.keys():
+            raise WireError(
+                f"start-up: rank {rank} sent {str(came)[:80]!r}, due is a report of its start;"
+                " do all ranks run the same version?"
+            )
     failed = [(rank, r) for rank, r in enumerate(reports) if "error" in r]
     if failed:
         rank, first = failed[0]
-        same = len(failed) == transport.size and all(r["text"] == first["text"] for _, r in failed)
+        same = len(failed) == transport.size and all(
+            r.get("text") == first.get("text") for _, r in failed
+        )
         others = f" (also rank {', '.join(str(k) for k, _ in failed[1:])})" if failed[1:] else ""
-        text = first["text"] if same else f"rank {rank}{others}: {first['text']}"
+        text = str(first.get("text")) if same else f"rank {rank}{others}: {first.get('text')}"
         raise shared_error(str(first["error"]), text)
     return [r["value"] for r in reports]
 
@@ -79,7 +87,8 @@ def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:
 def shared_error(name: str, text: str) -> HpcvflError:
     """An error that every rank raises alike."""
     kind = getattr(errors, name, HpcvflError)
-    error = kind(text) if issubclass(kind, HpcvflError) else HpcvflError(text)
+    known = isinstance(kind, type) and issubclass(kind, HpcvflError)
+    error: HpcvflError = kind(text) if known else HpcvflError(text)
     error.everywhere = True
     return error
 
@@ -87,13 +96,12 @@ def shared_error(name: str, text: str) -> HpcvflError:
 def require_equal(values: list[dict[str, Any]]) -> None:
     """Raise the same ConfigError on every rank if a field differs between ranks.
 
-    values : one dict a rank, {field: value}; None = the rank has no such field. The text names the
-             first rank that is out of step, the field, both values.
+    values : one dict a rank, {field: value}; a field that a rank lacks counts as None. The text
+             names the first rank that is out of step, the field, both values.
     """
-    for field in values[0]:
-        present = [(rank, v[field]) for rank, v in enumerate(values) if v[field] is not None]
-        if not present:
-            continue
+    fields = list(dict.fromkeys(field for value in values for field in value))
+    for field in fields:
+        present = [(rank, v.get(field)) for rank, v in enumerate(values)]
         spelled = [json.dumps(value) for _, value in present]
         common = max(spelled, key=spelled.count)
         for rank, value in present:
@@ -111,6 +119,7 @@ def require_equal(values: list[dict[str, Any]]) -> None:
 _ADVICE = {
     "wire version": "install one version of hpcvfl everywhere",
     "sample ids": "every party must hold the same samples in the same order",
+    "labels": "the label policy is shared: every rank must hold the same labels",
     "number of training rows": "every party must hold the same samples",
     "number of test rows": "every party must hold the same samples",
 }

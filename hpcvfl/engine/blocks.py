@@ -24,7 +24,7 @@ from hpcvfl.errors import NonFiniteError
 EVAL_ROWS = 2000
 """Rows per forward pass of an evaluation; bounds its memory, not its messages."""
 
-# legend: B rows of the batch, P embedding width, M parties
+# legend: N rows of the batch, P embedding width, M parties
 
 
 class Block(ABC):
@@ -35,20 +35,24 @@ class Block(ABC):
         self.block, self.config, self.shard, self.module = block, config, shard, module
         self.dtype = getattr(torch, config.dtype)
         self.optimizer = LocalOptimizer(config.optimizer, module.parameters())
-        self._norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        self._norms = [
+            layer
+            for layer in module.modules()
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+        ]
         self._batches: dict[int, list[torch.Tensor]] = {}
         self._targets: dict[int, list[list[Array] | None]] = {}
-        self._labels_B = torch.empty(0, dtype=torch.int64)
+        self._labels_N = torch.empty(0, dtype=torch.int64)
 
-    def begin_round(self, round_index: int, rows_B: Array, lr: float) -> None:
+    def begin_round(self, round_index: int, rows_N: Array, lr: float) -> None:
         """Fix the rows, the rate and the state of torch's generator for this round."""
         # Keyed by round, not carried over: a resumed run draws what an uninterrupted one would
         # have.
         key = seeds.key64(self.config.seed, "torch", round_index, self.block)
         torch.default_generator.manual_seed(key >> 1)
         self.optimizer.begin_round(lr)
-        self._rows = torch.from_numpy(rows_B)
-        self._labels_B = self.shard.train_y[self._rows]
+        self._rows = torch.from_numpy(rows_N)
+        self._labels_N = self.shard.train_y[self._rows]
 
     @abstractmethod
     def message(self) -> list[Array]:
@@ -89,7 +93,7 @@ class Block(ABC):
         return value
 
     def _embeddings(self, batch_size: int) -> list[torch.Tensor]:
-        """M tensors of shape (B, P), kept per batch size; torch aligns them to 64 bytes."""
+        """M tensors of shape (N, P), kept per batch size; torch aligns them to 64 bytes."""
         if batch_size not in self._batches:
             shape = (batch_size, self.config.model.embedding_dim)
             self._batches[batch_size] = [
@@ -113,23 +117,23 @@ class Server(Block):
         return [None, *([e.numpy()] for e in self._embeddings(batch_size))]
 
     def _loss(self, step: int) -> torch.Tensor:
-        batch = torch.cat(self._embeddings(len(self._labels_B)), dim=1)
-        return F.cross_entropy(self.module(batch), self._labels_B)
+        batch = torch.cat(self._embeddings(len(self._labels_N)), dim=1)
+        return F.cross_entropy(self.module(batch), self._labels_N)
 
     def evaluate(self, embeddings: Sequence[torch.Tensor]) -> tuple[float, float]:
         """(mean loss, accuracy) of the test rows from everybody's uncompressed embeddings, in eval
         mode.
         """
         self.module.eval()
-        loss, correct, labels_B = 0.0, 0, self.shard.test_y
+        loss, correct, labels_N = 0.0, 0, self.shard.test_y
         with torch.no_grad():
-            for at in range(0, len(labels_B), EVAL_ROWS):
+            for at in range(0, len(labels_N), EVAL_ROWS):
                 part = slice(at, at + EVAL_ROWS)
                 logits = self.module(torch.cat([e[part] for e in embeddings], dim=1))
-                loss += float(F.cross_entropy(logits, labels_B[part], reduction="sum"))
-                correct += int((logits.argmax(dim=1) == labels_B[part]).sum())
+                loss += float(F.cross_entropy(logits, labels_N[part], reduction="sum"))
+                correct += int((logits.argmax(dim=1) == labels_N[part]).sum())
         self.module.train()
-        return loss / len(labels_B), correct / len(labels_B)
+        return loss / len(labels_N), correct / len(labels_N)
 
 
 class Party(Block):
@@ -145,13 +149,13 @@ class Party(Block):
         for layer in head_copy.modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
                 layer.track_running_stats = False
-        self._own_BP: torch.Tensor | None = None
+        self._own_NP: torch.Tensor | None = None
 
     def message(self) -> list[Array]:
         """The embedding h_k of the batch; its graph is kept for local step 0."""
         self._x = self._train_x()[self._rows]
-        self._own_BP = self.module(self._x)
-        return [self._own_BP.detach().contiguous().numpy()]
+        self._own_NP = self.module(self._x)
+        return [self._own_NP.detach().contiguous().numpy()]
 
     def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
         embeddings = self._embeddings(batch_size)
@@ -159,12 +163,12 @@ class Party(Block):
         return [arrays(self.head_copy.parameters()), *parties]
 
     def _loss(self, step: int) -> torch.Tensor:
-        own_BP = self._own_BP if step == 0 else self.module(self._x)
-        self._own_BP = None
-        assert own_BP is not None
-        batch = list(self._embeddings(len(self._labels_B)))
-        batch[self.block - 1] = own_BP  # a block never sees its own compression error
-        return F.cross_entropy(self.head_copy(torch.cat(batch, dim=1)), self._labels_B)
+        own_NP = self._own_NP if step == 0 else self.module(self._x)
+        self._own_NP = None
+        assert own_NP is not None
+        batch = list(self._embeddings(len(self._labels_N)))
+        batch[self.block - 1] = own_NP  # a block never sees its own compression error
+        return F.cross_entropy(self.head_copy(torch.cat(batch, dim=1)), self._labels_N)
 
     def test_embedding(self) -> Array:
         """Embedding of all test rows in eval mode, shape (test rows, P)."""

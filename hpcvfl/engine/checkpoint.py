@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from hpcvfl.config import digest
 from hpcvfl.engine.blocks import Block
 from hpcvfl.errors import DataError
 
@@ -17,13 +18,22 @@ def block_path(folder: Path, rank: int) -> Path:
     return folder / "checkpoints" / "final" / f"rank{rank}.safetensors"
 
 
+def identity(block: Block) -> dict[str, str]:
+    """What a file is of: block number, digest of all that decides its numbers."""
+    return {
+        "block": str(block.block),
+        "config": digest(block.config),
+        "local": digest(block.config, ("local",)),
+    }
+
+
 def save_block(folder: Path, block: Block) -> Path:
     """Write parameters and buffers of the block; a file is there in whole or not at all."""
     path = block_path(folder, block.block)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".tmp")
     state = {name: value.contiguous() for name, value in block.module.state_dict().items()}
-    save_file(state, aside, metadata={"block": str(block.block)})
+    save_file(state, aside, metadata=identity(block))
     os.replace(aside, path)
     return path
 
@@ -34,9 +44,18 @@ def load_block(folder: Path, block: Block) -> None:
     """
     path = block_path(folder, block.block)
     try:
-        block.module.load_state_dict(load_file(path))
+        with safe_open(path, framework="pt") as file:
+            came = file.metadata() or {}
+        state = load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be read ({error}); did the run finish?") from None
+    if came != identity(block):
+        raise DataError(
+            f"{path}: written by {came or 'another program'}, config.toml says {identity(block)};"
+            " it was changed after the run"
+        )
+    try:
+        block.module.load_state_dict(state)
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise DataError(f"{path}: does not fit the model of config.toml: {first}") from None

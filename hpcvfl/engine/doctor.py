@@ -11,6 +11,7 @@ import torch
 
 from hpcvfl.engine.agree import exchange
 from hpcvfl.engine.run import versions
+from hpcvfl.errors import ConfigError
 from hpcvfl.transport import launcher
 from hpcvfl.transport.base import Transport
 
@@ -34,7 +35,18 @@ def examine(transport: Transport, affinity_before: list[int]) -> dict[str, Any]:
         "threads": chosen(os.environ, (), THREAD_NAMES),
     }
     launch = launcher.detect()
+    trouble = ""
+    if transport.name == "threads":
+        agrees = "no communicator: one process"
+    else:
+        try:
+            launcher.check(transport.size, transport.rank)
+            agrees = "agrees with the communicator"
+        except ConfigError as error:
+            agrees, trouble = "DISAGREES with the communicator", str(error)
     return {
+        "agrees": agrees,
+        "trouble": trouble,
         "ranks": exchange(transport, own),
         "transport": transport.name,
         "library": getattr(transport, "library", "no MPI in this process"),
@@ -61,7 +73,7 @@ def text(found: dict[str, Any]) -> str:
     lines = [
         f"ranks      {len(ranks)} ({found['transport']}), started by {found['launched_by']}",
         f"MPI        {found['library']}",
-        "launcher   agrees with the communicator",
+        f"launcher   {found['agrees']}",
         "versions   " + ", ".join(f"{k} {v}" for k, v in found["versions"].items()),
     ]
     for rank, own in enumerate(ranks):

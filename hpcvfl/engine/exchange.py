@@ -16,7 +16,7 @@ from hpcvfl.errors import NonFiniteError, WireError
 from hpcvfl.transport.base import Slots, Transport
 
 RAW_ITEMSIZE = 4
-"""raw_bytes counts 4 bytes an element whatever the dtype (DESIGN: section 5)."""
+"""raw_bytes counts 4 bytes an element, whatever the dtype."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,29 @@ class Exchange:
             due = self._due(rank, round_index, rows_hash, layouts_R[rank])
             try:
                 header = read_header(slots[rank], due, self.agreement.checksum_payload)
+            except WireError as error:
+                raise WireError(f"rank {self.transport.rank}, {error}") from None
+            try:
                 layouts_R[rank].decode(
                     slots[rank][HEADER_NBYTES:], self.dither_key(round_index, rank), target
                 )
             except WireError as error:
                 raise WireError(
-                    f"rank {self.transport.rank}, round {round_index}, frame of rank {rank}:"
+                    f"rank {self.transport.rank}, round {round_index}: {due.kind} from rank {rank}:"
                     f" {error}"
                 ) from None
             self.headers_R[rank] = header
+
+    def compile_codecs(self, batch_size: int) -> None:
+        """Encode and decode a message of zeros once, so that no round waits for a compiler."""
+        layouts_R, _ = self.layout(batch_size)
+        for rank, layout in enumerate(layouts_R):
+            payload_B = np.zeros(layout.nbytes, np.uint8)
+            zeros = [np.zeros(shape, self.agreement.dtype) for shape in layout.shapes]
+            if rank == self.transport.rank:
+                layout.encode(zeros, 0, payload_B)
+            else:
+                layout.decode(payload_B, 0, zeros)
 
     def layout(self, batch_size: int) -> tuple[list[Message], Slots]:
         """Payload layout of every rank and the buffer of all frames, for this batch size."""

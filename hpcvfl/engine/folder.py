@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,18 @@ def create(config: Config) -> Path:
                 " choose another with --run.folder"
             ) from None
     raise ConfigError(f"run.folder = {config.run.folder!r}: 1000 runs named {stem} exist already")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write into the run folder into one ConfigError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"run folder {path}: cannot be written ({error.strerror or error}); free space, or"
+            " choose another with --run.folder"
+        ) from None
 
 
 def write_config(config: Config, path: Path) -> None:

@@ -24,25 +24,26 @@ class LocalOptimizer:
         """Optimize `parameters` by the rule that `config` names."""
         self._parameters = [p for p in parameters if p.requires_grad]
         self._momentum, self._lr = config.momentum, config.lr
-        self._velocities: list[torch.Tensor] = []
+        self._velocities: dict[int, torch.Tensor] = {}  # by position of the parameter
 
     def begin_round(self, lr: float) -> None:
         """Forget the momentum of the last round; steps of this round use `lr`."""
-        self._velocities = []
+        self._velocities = {}
         self._lr = lr
 
     def step(self, loss: torch.Tensor) -> None:
         """One step down the gradient of `loss`; a parameter that it does not depend on stays."""
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        pairs = [(p, g) for p, g in zip(self._parameters, gradients, strict=True) if g is not None]
-        directions = [g for _, g in pairs]
         with torch.no_grad():
-            if self._momentum and not self._velocities:
-                self._velocities = [g.clone() for g in directions]
-            elif self._momentum:
-                for velocity, g in zip(self._velocities, directions, strict=True):
-                    velocity.mul_(self._momentum).add_(g)
-            if self._momentum:
-                directions = self._velocities
-            for (p, _), direction in zip(pairs, directions, strict=True):
-                p.add_(direction, alpha=-self._lr)
+            for at, (parameter, gradient) in enumerate(
+                zip(self._parameters, gradients, strict=True)
+            ):
+                if gradient is not None:
+                    direction = self._velocity(at, gradient) if self._momentum else gradient
+                    parameter.add_(direction, alpha=-self._lr)
+
+    def _velocity(self, at: int, gradient: torch.Tensor) -> torch.Tensor:
+        """v = m v + g, and v = g at the parameter's first step of the round, as torch has it."""
+        if at in self._velocities:
+            return self._velocities[at].mul_(self._momentum).add_(gradient)
+        return self._velocities.setdefault(at, gradient.clone())

@@ -9,7 +9,7 @@
     6 steps      while policy.may_start(t): one step of the own block, everything else frozen
     7            nothing is sent; tau rides on the next header
 
-C-VFL, Algorithm 1; Flex-VFL, Algorithm 1, with other step policies (DESIGN: section 2).
+C-VFL, Algorithm 1 (arXiv 2206.08330); with other step policies Flex-VFL, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def run_round(
     transport.round_index = round_index
 
     clock.to("forward")
-    rows_B = batches.rows(round_index)
-    block.begin_round(round_index, rows_B, lr)
+    rows_N = batches.rows(round_index)
+    block.begin_round(round_index, rows_N, lr)
     message = block.message()
 
     clock.to("encode")
-    hash_of_rows = rows_hash(rows_B)
+    hash_of_rows = rows_hash(rows_N)
     exchange.encode(
-        round_index, hash_of_rows, len(rows_B), message, tau=last.tau, seconds=last.seconds
+        round_index, hash_of_rows, len(rows_N), message, tau=last.tau, seconds=last.seconds
     )
 
     clock.to("wire")
     waited_s = transport.waited_s
-    exchange.swap(len(rows_B))
+    exchange.swap(len(rows_N))
 
     clock.to("decode", waited_s=transport.waited_s - waited_s)
-    exchange.decode(round_index, hash_of_rows, len(rows_B), block.targets(len(rows_B)))
+    exchange.decode(round_index, hash_of_rows, len(rows_N), block.targets(len(rows_N)))
 
     clock.to("local steps")
     tau, loss = 0, 0.0

@@ -52,14 +52,16 @@ def train(
     transport: Transport,
     progress: Observer | None = None,
     after_round: Callable[[Run, RoundResult], None] | None = None,
+    begun_s: float | None = None,
 ) -> dict[str, Any]:
     """Train, evaluate, write the run folder; returns the summary (the same on every rank).
 
     progress    : shown on rank 0
     after_round : called on every rank after every round (tests, benches)
+    begun_s     : time.perf_counter() when the program started; the time since is booked as start
     """
     shown: Observer = progress if progress and transport.rank == 0 else Silent()
-    run = prepare(config, transport)
+    run = prepare(config, transport, begun_s)
     shown.begin(run.total_rounds, run.path)
     try:
         last = RoundResult(0, 0.0, 0.0)
@@ -78,9 +80,9 @@ def train(
         shown.end()
 
 
-def prepare(config: Config, transport: Transport) -> Run:
+def prepare(config: Config, transport: Transport, begun_s: float | None = None) -> Run:
     """Handshake, run folder, everything that the first round needs."""
-    clock, meter = PhaseClock(), Meter()
+    clock, meter = PhaseClock(begun_s), Meter()
     transport.timeout_s = config.transport.first_timeout_s
     if config.transport.latency_ms or config.transport.bandwidth_gbps:
         transport = Delayed(transport, config.transport.latency_ms, config.transport.bandwidth_gbps)
@@ -92,13 +94,20 @@ def prepare(config: Config, transport: Transport) -> Run:
         return str(folder.create(config)) if transport.rank == 0 else None
 
     path = Path(together(transport, make_folder)[0])
-    path.mkdir(parents=True, exist_ok=True)  # a rank on a host without the shared folder
-    meter.open(path / f"ledger.rank{transport.rank}.jsonl")
+
+    def open_books() -> None:
+        with folder.writing(path):
+            path.mkdir(parents=True, exist_ok=True)  # a host may lack the shared folder
+            meter.open(path / f"ledger.rank{transport.rank}.jsonl")
+
+    together(transport, open_books)
+    clock.to("start")
     data = config.data
     batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
     total = config.algorithm.epochs * batches.rounds_per_epoch
     total = min(total, config.algorithm.rounds or total)
     swap = Exchange(transport, agreement, config.transport.pattern)
+    swap.compile_codecs(min(data.batch_size, block.shard.num_rows))
     clock.to("other")
     return Run(config, block, swap, transport, meter, clock, batches, path, total)
 
@@ -153,7 +162,8 @@ def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
     }
     run.lines.append(line)
     if run.transport.rank == 0:
-        with (run.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        metrics = run.path / "metrics.jsonl"
+        with folder.writing(run.path), metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     run.clock.to("other")
     return line
@@ -169,9 +179,10 @@ def target_reached(run: Run) -> bool:
 
 def finish(run: Run) -> dict[str, Any]:
     """Write weights, trace and books of every rank, and the summary on rank 0."""
-    save_block(run.path, run.block)
     rank = run.transport.rank
-    run.clock.write_trace(run.path / f"trace.rank{rank}.json", rank)
+    with folder.writing(run.path):
+        save_block(run.path, run.block)
+        run.clock.write_trace(run.path / f"trace.rank{rank}.json", rank)
     run.clock.to("other")
     told = exchange(
         run.transport,
@@ -184,8 +195,9 @@ def finish(run: Run) -> dict[str, Any]:
     )
     summary = summarise(run, told)
     if rank == 0:
-        text = json.dumps(summary, indent=1)
-        (run.path / "summary.json").write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(summary, indent=1) + "\n"
+        with folder.writing(run.path):
+            (run.path / "summary.json").write_text(text, encoding="utf-8")
     return summary
 
 
@@ -201,6 +213,7 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
             "loss": last["test_loss"],
             "train_loss": last["train_loss"],
         },
+        "evaluated_on": "held-out rows" if config.data.validation_rows else "test",
         "rounds": run.rounds,
         "epochs": last["epoch"],
         "local_steps": config.algorithm.local_steps,
@@ -256,9 +269,8 @@ def versions() -> dict[str, str]:
     return out
 
 
-def evaluate_run(path: Path, transport: Transport) -> dict[str, float]:
-    """Accuracy and loss of a finished run from its folder, computed as at its end."""
-    config = folder.read_config(path)
+def evaluate_run(path: Path, config: Config, transport: Transport) -> dict[str, float]:
+    """Accuracy and loss of a finished run from its folder and config, computed as at its end."""
     block, _ = start(config, transport)
     together(transport, lambda: load_block(path, block))
     result = evaluate(block, transport, 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from hpcvfl import seeds
 from hpcvfl.codecs import table
@@ -15,7 +17,7 @@ from hpcvfl.data import Shard, load
 from hpcvfl.engine.agree import require_equal, together
 from hpcvfl.engine.blocks import Block, Party, Server
 from hpcvfl.engine.exchange import Agreement
-from hpcvfl.errors import ConfigError
+from hpcvfl.errors import ConfigError, WireError
 from hpcvfl.models import build_head, build_tower
 from hpcvfl.transport.base import Transport
 
@@ -24,14 +26,12 @@ def check_size(config: Config, size: int) -> None:
     """Raise ConfigError unless `size` ranks fit the config; names both ways to mend it."""
     due = config.num_parties + 1
     if size != due:
-        error = ConfigError(
+        other = f" or set --num-parties {size - 1}" if size > 1 else ""
+        raise ConfigError(
             f"start-up: {size} rank{'s' * (size != 1)} came, num_parties = {config.num_parties}"
-            f" needs"
-            f" {due} (one server, {config.num_parties} parties); start {due} ranks (mpiexec -n"
-            f" {due} ..)" + (f" or set --num-parties {size - 1}" if size > 1 else "")
+            f" needs {due} (one server, {config.num_parties} parties); start {due} ranks"
+            f" (mpiexec -n {due} ..){other}"
         )
-        error.everywhere = True
-        raise error
 
 
 def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
@@ -40,10 +40,10 @@ def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
     An error on any rank (data, model, codec) and any difference between ranks is raised on all of
     them, before the first round.
     """
-    check_size(config, transport.size)
     blocks: list[Block] = []
 
     def work() -> dict[str, Any]:
+        check_size(config, transport.size)
         own = config.for_block(transport.rank)
         block = build_block(own, transport.rank)
         blocks.append(block)
@@ -56,6 +56,12 @@ def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
         }
 
     records = together(transport, work)
+    for rank, record in enumerate(records):
+        if not isinstance(record, dict) or record.keys() != {"codec", "head", "compare"}:
+            raise WireError(
+                f"start-up: rank {rank} sent {str(record)[:80]!r}, due are codec, head and compare;"
+                " do all ranks run the same version?"
+            )
     require_equal([record["compare"] for record in records])
     require_equal([{"head shapes": record["head"]} for record in records])
     agreement = Agreement(
@@ -76,11 +82,33 @@ def build_block(config: Config, rank: int) -> Block:
     shard = load(config.data, rank, config.num_parties, config.seed, config.dtype)
     head_key = seeds.key64(config.seed, "weights", 0)
     head = build_head(config.model, config.num_parties, shard.num_classes, dtype, head_key)
+    contiguous(head)
     if rank == 0:
+        check_last_batch(head, shard.num_rows, config.data.batch_size, "model.head")
         return Server(0, config, shard, head)
     key = seeds.key64(config.seed, "weights", rank)
-    tower = build_tower(config.model, shard.input_shape, dtype, key)
+    tower = contiguous(build_tower(config.model, shard.input_shape, dtype, key))
+    check_last_batch(tower, shard.num_rows, config.data.batch_size, "model.tower")
     return Party(rank, config, shard, tower, head)
+
+
+def contiguous(module: nn.Module) -> nn.Module:
+    """Lay every parameter out row by row: messages are read from and decoded into that memory."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous()
+    return module
+
+
+def check_last_batch(module: nn.Module, num_rows: int, batch_size: int, field: str) -> None:
+    """Raise ConfigError if batch normalisation would meet a batch of one row, which it cannot."""
+    last = num_rows % batch_size or batch_size
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+    if normed and last == 1:
+        raise ConfigError(
+            f"data.batch_size = {batch_size}: the last batch of {num_rows} rows has 1 row, which"
+            f" batch normalisation in {field} cannot take; choose {batch_size + 1}, or another"
+            " kind of normalisation"
+        )
 
 
 def handshake_record(config: Config, shard: Shard) -> dict[str, Any]:
@@ -90,8 +118,19 @@ def handshake_record(config: Config, shard: Shard) -> dict[str, Any]:
     record |= {path: values[path] for path, scope in all_fields() if scope == "shared"}
     # None means "no such field here" in a record, so an unset option is spelled out.
     record = {field: "unset" if value is None else value for field, value in record.items()}
+    record["transport.pattern"] = config.transport.pattern
     record["number of training rows"] = shard.num_rows
     record["number of test rows"] = len(shard.test_y)
     record["number of classes"] = shard.num_classes
     record["sample ids"] = shard.ids_digest
+    record["labels"] = labels_digest(shard)
     return record
+
+
+def labels_digest(shard: Shard) -> str:
+    """BLAKE2b (hex) of training and test labels in order; all ranks hold the same ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    for labels_N in (shard.train_y, shard.test_y):
+        digest.update(f"{len(labels_N)};".encode())
+        digest.update(labels_N.numpy().astype("<i8").tobytes())
+    return digest.hexdigest()

@@ -11,7 +11,7 @@ def closing_table(summary: dict[str, Any]) -> str:
     wire, raw = summary["wire_bytes"], summary["raw_bytes"]
     seconds = summary["seconds"]
     rows = [
-        ("test accuracy", f"{summary['metrics']['accuracy']:.4f}"),
+        (f"{summary['evaluated_on']} accuracy", f"{summary['metrics']['accuracy']:.4f}"),
         ("rounds", f"{summary['rounds']}"),
         ("wire bytes, measured", f"{wire:,}"),
         ("raw bytes", f"{raw:,}"),

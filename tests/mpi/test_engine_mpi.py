@@ -12,6 +12,7 @@ from mpi4py import MPI
 from support.runs import run_threads, same_bits, tiny, weights
 from test_transport_mpi import RecordingComm
 
+from hpcvfl.engine.folder import read_config
 from hpcvfl.engine.run import evaluate_run, train
 from hpcvfl.transport.mpi import MpiTransport
 
@@ -77,7 +78,8 @@ def test_float64_is_the_same_over_mpi(folder):
 def test_evaluate_reproduces_the_closing_accuracy(folder):
     summary = over_mpi(tiny(folder, num_parties=WORLD.size - 1))
     transport = MpiTransport()
-    again = evaluate_run(Path(summary["folder"]), transport)
+    config = read_config(Path(summary["folder"]))
+    again = evaluate_run(Path(summary["folder"]), config, transport)
     transport.close()
     assert again["accuracy"] == summary["metrics"]["accuracy"]
     assert again["loss"] == summary["metrics"]["loss"]

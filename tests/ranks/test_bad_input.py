@@ -1,6 +1,6 @@
 """Bad input: one clear line, a non-zero exit, before any work; in one process."""
 
-import os
+import json
 import subprocess
 import sys
 
@@ -172,24 +172,48 @@ def test_a_failure_inside_a_round_ends_the_run_in_one_process(tmp_path, tower, w
     assert words in done.stderr
 
 
-def test_a_launcher_that_does_not_reach_mpi_is_refused(tmp_path):
-    env = environment() | {"PMI_SIZE": "3", "PMI_RANK": "0", "HPCVFL_TEST": "1"}
-    env.pop("PMI_FD", None)
-    program = (
-        "import sys; from hpcvfl.transport import launcher; from hpcvfl.errors import ConfigError\n"
-        "try: launcher.check(1, 0)\n"
-        "except ConfigError as e: print(e); sys.exit(e.exit_code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=env,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "3 processes" in done.stdout
-    assert "rank 0 of 1" in done.stdout
-    assert "mpiexec" in done.stdout
-    assert os.linesep not in done.stdout.strip()
+def test_one_row_left_over_is_refused_where_batches_are_normalised(tmp_path, capsys):
+    over = {"model__tower": "support.modules:BatchNormTower", "data__batch_size": 103}
+    assert main(["train", write_config(tmp_path, **over)]) == 2
+    (line,) = lines_of(capsys)
+    assert "the last batch of 104 rows has 1 row" in line
+    assert "choose 104" in line
+
+
+def test_labels_that_differ_between_parties_are_refused(tmp_path, capsys):
+    assert main(["train", write_shards(tmp_path, spoil(2, "train_y", lambda y: y[::-1]))]) == 2
+    (line,) = lines_of(capsys)
+    assert "rank 2: labels is" in line
+
+
+def test_a_value_beyond_float32_is_named_by_place(tmp_path, capsys):
+    change = spoil(1, "train_x", with_value((3, 4), 1e39))
+    assert main(["train", write_shards(tmp_path, change)]) == 3
+    (line,) = lines_of(capsys)
+    assert "row 3, column 4 is inf" in line
+
+
+def test_evaluate_refuses_a_folder_whose_config_was_changed(tmp_path, capsys):
+    path = write_config(tmp_path)
+    assert main(["train", path]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    closing = json.loads((run / "summary.json").read_text())["metrics"]["accuracy"]
+    capsys.readouterr()
+    assert main(["evaluate", str(run)]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == closing
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("seed = 0", "seed = 1"))
+    assert main(["evaluate", str(run)]) == 3
+    (line,) = lines_of(capsys)
+    assert "changed after the run" in line
+
+
+@pytest.mark.parametrize("made", [b"", b"no safetensors at all", None])
+def test_evaluate_refuses_broken_weights(tmp_path, capsys, made):
+    assert main(["train", write_config(tmp_path)]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    weights = run / "checkpoints" / "final" / "rank2.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2] if made is None else made)
+    assert main(["evaluate", str(run)]) == 3
+    assert "rank2.safetensors: cannot be read" in lines_of(capsys)[-1]

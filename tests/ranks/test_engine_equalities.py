@@ -265,3 +265,28 @@ def test_train_can_be_called_for_one_rank_of_any_transport(tmp_path):
     config = tiny(tmp_path, num_parties=1)
     summaries = ThreadsWorld(2).run(lambda t: train(config, t))
     assert summaries[0] == summaries[1]
+
+
+def test_a_head_that_lies_column_by_column_reaches_the_parties(tmp_path):
+    copies = {}
+
+    def look(run, result):
+        module = run.block.head_copy if run.transport.rank else run.block.module
+        copies[run.transport.rank] = [p.detach().numpy().copy() for p in module.parameters()]
+
+    config = tiny(
+        tmp_path,
+        model__head="support.modules:TransposedHead",
+        head_codec="none",
+        algorithm__rounds=1,
+    )
+    first = [p.detach().numpy().copy() for p in build_block(config, 0).module.parameters()]
+    run_threads(config, after_round=look)
+    assert all((a == b).all() for a, b in zip(copies[1], first, strict=True))
+    run_threads(tiny(tmp_path, model__head="support.modules:TransposedHead"), after_round=look)
+    assert not (copies[1][0] == first[0]).all()
+
+
+def test_a_normalisation_without_running_statistics_is_left_alone(tmp_path):
+    summary = run_threads(tiny(tmp_path, model__tower="support.modules:InstanceNormTower"))
+    assert summary["rounds"] == 8

@@ -2,11 +2,12 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.launch import MPIEXEC, alive, mpi_words, rank_pids, run, start, wait_for
+from support.launch import MPIEXEC, alive, environment, mpi_words, rank_pids, run, start, wait_for
 from test_bad_input import write_config
 
 pytestmark = pytest.mark.timeout(180)
@@ -51,6 +52,34 @@ def test_different_configs_on_two_ranks_are_named_by_field(tmp_path):
     assert done.returncode == 2
     (line,) = said(done.stderr)
     assert "rank 3: seed is 7, rank 0 has 0" in line
+
+
+def test_a_different_number_of_parties_on_one_rank_is_said_at_once(tmp_path):
+    path = write_config(tmp_path)
+    one = [sys.executable, "-m", "mpi4py", "-m", "hpcvfl", "train", path]
+    done = run([MPIEXEC, "-n", "3", *one, ":", "-n", "1", *one, "--num-parties", "2"])
+    assert done.returncode == 2
+    (line,) = said(done.stderr)
+    assert "rank 3: start-up: 4 ranks came, num_parties = 2 needs 3" in line
+
+
+def test_a_launcher_that_does_not_reach_mpi_is_refused_by_every_verb(tmp_path):
+    """What `srun --mpi=none` leaves: Slurm's variables, and an MPI that knows one process."""
+    path = write_config(tmp_path)
+    for words in (["train", path], ["doctor"], ["report", "x"]):
+        command = [sys.executable, "-m", "hpcvfl", *words]
+        slurm = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env=environment() | slurm,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stderr
+        (line,) = said(done.stderr)
+        assert "3" in line
+        if words[0] != "report":
+            assert "MPI says rank 0 of 1" in line
+            assert "srun --mpi=pmi2" in line
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("tower", ["CrashingTower", "ExplodingTower"])

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import pytest
 from support.launch import MPIEXEC, ROOT, alive, run
-from support.transport_program import TIMEOUT_S
+from support.transport_program import LEAVE_CODE, TIMEOUT_S
 
 from hpcvfl.errors import TransportError, TransportTimeout
+from hpcvfl.transport.mpi import LEAVE_S
 
 PROGRAM = ROOT / "tests" / "support" / "transport_program.py"
 # Hydra returns the status given to MPI_Abort, or, about as often, that of a rank which it killed.
@@ -78,3 +79,35 @@ def test_a_stopped_rank_is_named_and_dies_with_the_rest(size: int) -> None:
     assert ending.ended_s - float(said[1]) < 5.0, ending.text
     assert gone_by(ending.pids, float(said[1]) + 5.0)
     assert ending.status in (TransportTimeout.exit_code, KILLED)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_rank_that_never_starts_is_named_and_ends_the_rest(size: int) -> None:
+    ending = run_until_it_ends("absent", size)
+    said = re.search(r"said ([\d.]+) (.*)", ending.text)
+    assert said, ending.text
+    assert f"start-up of {size} ranks: rank {size - 1} did not post" in said[2]
+    assert said[2].count("did not post") == 1
+    assert gone_by(ending.pids, float(said[1]) + 5.0)
+    assert ending.status in (TransportTimeout.exit_code, KILLED)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("size", [2, 5])
+def test_nobody_waits_for_ever_for_a_rank_that_does_not_leave(size: int) -> None:
+    ending = run_until_it_ends("late", size)
+    assert f"barrier: rank {size - 1} did not post" in ending.text
+    assert ending.ended_s - ending.wrong_s < LEAVE_S + 5.0, ending.text
+    assert gone_by(ending.pids, ending.wrong_s + LEAVE_S + 5.0)
+    assert ending.status in (LEAVE_CODE, KILLED)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_rank_that_stops_while_leaving_ends_with_the_rest(size: int) -> None:
+    """MPI_Finalize would wait for it; Hydra tells of a rank that SIGALRM ended."""
+    ending = run_until_it_ends("last", size)
+    assert ending.ended_s - ending.wrong_s < LEAVE_S + 5.0, ending.text
+    assert gone_by(ending.pids, ending.wrong_s + LEAVE_S + 5.0)
+    assert ending.status != 0

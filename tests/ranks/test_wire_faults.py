@@ -9,8 +9,8 @@ from hpcvfl.engine.run import train
 from hpcvfl.errors import TransportError, WireError
 from hpcvfl.transport.threads import ThreadsWorld
 
-SET_UP_ALLGATHERS = 4
-"""Two exchanges of text before the first round (blocks, run folder), each a length and a text."""
+SET_UP_ALLGATHERS = 6
+"""Three exchanges of text before the first round (blocks, folder, books), each with its lengths."""
 
 
 def run_with(config, rank, fault):
@@ -23,14 +23,14 @@ def run_with(config, rank, fault):
 
 
 @pytest.mark.parametrize("at", range(0, HEADER_NBYTES * 8, 37))
-def test_a_flipped_header_bit_of_a_party_is_found_by_the_server(tmp_path, at):
+def test_a_flipped_header_bit_of_a_party_is_found_by_who_receives_it(tmp_path, at):
     config = tiny(tmp_path, algorithm__epochs=1)
-    with pytest.raises(WireError, match="frame of rank 2"):
+    with pytest.raises(WireError, match=r"rank [013], round 1: embed from rank 2"):
         run_with(config, 2, Fault("flip", "gather", call=1, at=at))
 
 
 def test_a_flipped_header_bit_of_the_server_is_found_by_the_parties(tmp_path):
-    with pytest.raises(WireError, match="round 0, frame of rank 0: round 0: head from rank 0"):
+    with pytest.raises(WireError, match="rank 1, round 0: head from rank 0"):
         run_with(tiny(tmp_path), 0, Fault("flip", "broadcast", at=99))
 
 
@@ -39,7 +39,7 @@ def test_a_flipped_header_bit_of_the_server_is_found_by_the_parties(tmp_path):
 def test_a_frame_cut_inside_its_header_is_found(tmp_path, at, pattern):
     verb, call = ("gather", 2) if pattern == "hub" else ("allgather", SET_UP_ALLGATHERS + 2)
     config = tiny(tmp_path, transport__pattern=pattern)
-    with pytest.raises(WireError, match="round 2, frame of rank 1"):
+    with pytest.raises(WireError, match="round 2: embed from rank 1"):
         run_with(config, 1, Fault("cut", verb, call=call, at=at))
 
 

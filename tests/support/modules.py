@@ -57,3 +57,26 @@ class CrashingTower(ExplodingTower):
         if self.training and self.calls > 3:
             raise RuntimeError("a fault in the tower")
         return self.out(x.flatten(1))
+
+
+class TransposedHead(nn.Module):
+    """A head whose weight lies column by column in memory."""
+
+    def __init__(self, input_dim, num_classes):
+        super().__init__()
+        self.weight = nn.Parameter(0.1 * torch.randn(num_classes, input_dim).t())
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+class InstanceNormTower(nn.Module):
+    """A normalisation without running statistics, beside one with a head of its own."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(1)
+        self.out = nn.Linear(int(torch.Size(input_shape).numel()), embedding_dim)
+
+    def forward(self, x):
+        return self.out(self.norm(x.flatten(1).unsqueeze(1)).squeeze(1))

@@ -1,8 +1,10 @@
 """Ranks of a run that goes wrong: `mpiexec -n N python -m mpi4py transport_program.py HOW`.
 
-Exchanges rounds for ever; in round 3 the last rank does HOW: raise | library | stop | kill. Each
-rank prints `pid RANK PID`, the last one `now SECONDS` (monotonic) right before. Errors are handled
-as cli.py does: one line with the rank, then all ranks are aborted.
+Exchanges rounds for ever; in round 3 the last rank does HOW: raise | library | stop | kill. Or it
+does not come: absent (never makes a transport), late (all others leave, it does not), last (it
+stops after all have agreed to leave). Each rank prints `pid RANK PID`, the last one `now SECONDS`
+(monotonic) right before. Errors are handled as cli.py does: one line with the rank, then all ranks
+are aborted.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import time
 
 from hpcvfl.errors import HpcvflError, TransportError
 from hpcvfl.transport import Slots
-from hpcvfl.transport.mpi import MpiTransport
+from hpcvfl.transport.mpi import MPI, MpiTransport, abort_all
 
 TIMEOUT_S = 1.5
+LEAVE_CODE = 7
 
 
 def say(line: str) -> None:
@@ -31,12 +34,30 @@ def go_wrong(how: str) -> None:
         raise TransportError("this rank has had enough")
     if how == "library":
         raise ZeroDivisionError("not one of ours")
-    os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
 
 def main(how: str) -> None:
-    transport = MpiTransport(timeout_s=TIMEOUT_S)
-    say(f"pid {transport.rank} {os.getpid()}")
+    world = MPI.COMM_WORLD
+    is_last = world.rank == world.size - 1
+    say(f"pid {world.rank} {os.getpid()}")
+    if how == "absent" and is_last:
+        go_wrong(how)
+    try:
+        transport = MpiTransport(timeout_s=TIMEOUT_S)
+    except HpcvflError as error:
+        say(f"said {time.monotonic()} {error}")
+        abort_all(error.exit_code)
+    if how in ("late", "last"):
+        if is_last:
+            if how == "last":
+                transport.barrier()  # meets the one in leave
+            go_wrong(how)
+        transport.leave(LEAVE_CODE)
+    exchange_for_ever(transport, how)
+
+
+def exchange_for_ever(transport: MpiTransport, how: str) -> None:
     slots = Slots([16] * transport.size, ["EMBED"] * transport.size, [16] * transport.size)
     slots.buffer_B[:] = 0
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from hpcvfl.codecs import table
 from hpcvfl.codecs.base import Message
-from hpcvfl.codecs.scalar import ScalarCodec
+from hpcvfl.codecs.scalar import GAUSS_STEP, ScalarCodec
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 
 SPECS = [spec for codec in table.CODECS.values() for spec in codec.examples]
@@ -52,7 +52,13 @@ def bound(codec, x):
         return outside + (hi - lo) / levels * (1 if codec.dither else 0.5) + 1e-5
     spread = x.max(initial=0) - x.min(initial=0)
     if codec.kind == "gauss":
-        return spread + 4 * x.std() if x.size else 0.0
+        if not x.size:
+            return 0.0
+        grouped = x.reshape(-1, x.shape[-1] if codec.scope == "column" and x.ndim > 1 else 1)
+        step = GAUSS_STEP[codec.bits] * grouped.std(axis=0)
+        reach = levels / 2 * step
+        outside = np.maximum(np.abs(grouped - grouped.mean(axis=0)) - reach, 0)
+        return float((outside + step * (1 if codec.dither else 0.5)).max()) * 1.001 + 1e-5
     return spread / levels * (1 if codec.dither else 0.5) * 1.001 + 1e-5
 
 
@@ -168,6 +174,20 @@ def test_gauss_reaches_the_known_error_of_the_best_uniform_quantiser(bits, due_d
     codec = table.parse(f"scalar:bits={bits},range=gauss,scope=column")
     error = decoded(codec, encoded(codec, x), x).astype(np.float64) - x
     assert 10 * np.log10(x.var() / (error**2).mean()) == pytest.approx(due_db, abs=0.05)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_no_nearby_step_has_a_smaller_error_on_a_normal(bits):
+    x = np.linspace(-9, 9, 400_001)
+    weight = np.exp(-(x**2) / 2)
+
+    def error(step):
+        top = (2**bits - 1) / 2
+        level = np.clip(np.round(x / step + top), 0, 2 * top) - top
+        return (weight * (level * step - x) ** 2).sum()
+
+    best = GAUSS_STEP[bits]
+    assert error(best) <= min(error(0.99 * best), error(1.01 * best))
 
 
 def test_dither_makes_the_error_uniform_and_independent_of_the_value():

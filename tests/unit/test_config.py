@@ -53,6 +53,8 @@ def test_party_table_overrides_local_fields_of_one_block():
         ({"optimizer": {"momentum": 1.0}}, "optimizer.momentum = 1.0"),
         ({"party": {"9": {"codec": "none"}}}, r"party.9: blocks are 0 \(server\) to 4"),
         ({"party": {"1": {"seed": 1}}}, "party.1.seed: only local fields may differ"),
+        ({"party": {"0": {"codec": "none"}}}, "party.0.codec: block 0 is the server"),
+        ({"party": {"2": {"model": 1, "model.tower": "cnn"}}}, "model is given as a value and as"),
         ({"party": {"x": {}}}, "'x': due is a table of fields"),
         ({"name": "a/b"}, "name = 'a/b'"),
     ],
@@ -104,6 +106,8 @@ def test_party_overrides_on_the_command_line():
     assert config.for_block(2).optimizer.lr == 0.5
     assert config.for_block(1).codec != "none"
     assert config.seed == 3
+    many = load_config(["digits", "--party", "1.optimizer.milestones", "3,5"])
+    assert many.for_block(1).optimizer.milestones == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,7 @@ def test_party_overrides_on_the_command_line():
         (["digits", "--data.batch-size"], "--data.batch-size"),
         (["digits", "--wire.checksum", "all"], "'header', 'payload'"),
         (["digits", "--party", "x.codec", "none"], "--party K.section.field value"),
+        (["digits", "--party", "\u00b2.codec", "none"], "--party K.section.field value"),
         (["digits", "--party", "1.codec"], "--party K.section.field value"),
         (["digits", "--party", "1.seed", "2"], "party.1.seed: only local"),
         (["nothing"], r"no such preset \(digits, fashion-mnist, synthetic\)"),

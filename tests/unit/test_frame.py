@@ -72,9 +72,9 @@ def test_another_message_than_due_is_named_by_field(field, value, words):
 
 
 def test_checksum_setting_must_be_the_same_on_both_sides():
-    with pytest.raises(WireError, match=r"wire\.checksum differs"):
+    with pytest.raises(WireError, match=r"payload checksum unexpected; wire\.checksum differs"):
         read_header(frame(checksum=True), DUE, checksum_payload=False)
-    with pytest.raises(WireError, match=r"wire\.checksum differs"):
+    with pytest.raises(WireError, match=r"payload checksum expected; wire\.checksum differs"):
         read_header(frame(checksum=False), DUE, checksum_payload=True)
 
 

@@ -10,6 +10,8 @@ from hpcvfl import seeds
 from hpcvfl.clock import PhaseClock
 from hpcvfl.ledger import Meter, paper_bytes
 
+KEY = 0x14FEE0F56FF564A2
+
 
 def test_meter_adds_up_by_phase_kind_direction_and_peer(tmp_path):
     meter = Meter()
@@ -69,7 +71,7 @@ def test_trace_is_a_chrome_trace(tmp_path):
 
 def test_keys_are_fixed_numbers_and_tell_purposes_apart():
     # Fixed for ever: another value would change every published run.
-    assert seeds.key64(0, "dither", 1, 2) == seeds.key64(0, "dither", 1, 2)
+    assert seeds.key64(0, "dither", 1, 2) == KEY
     keys = {
         seeds.key64(s, name, r, k)
         for s in (0, 1) for name in ("a", "b") for r in range(10) for k in range(10)
@@ -77,6 +79,8 @@ def test_keys_are_fixed_numbers_and_tell_purposes_apart():
     assert len(keys) == 400
     assert seeds.key64(0, "a", 1) != seeds.key64(0, "a1")
     assert seeds.key64(0, 1, 2) != seeds.key64(0, 12)
+    with pytest.raises(ValueError, match="comma"):
+        seeds.key64(0, "a,i1")
     assert all(0 <= k < 2**64 for k in keys)
 
 

@@ -32,6 +32,15 @@ def test_steps_equal_those_of_torch_bit_for_bit_within_a_round(momentum, dtype):
         assert p.detach().numpy().tobytes() == q.detach().numpy().tobytes()
 
 
+def test_each_parameter_has_a_velocity_of_its_own():
+    a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    local = LocalOptimizer(OptimizerConfig(lr=1.0, momentum=0.5), [a, b])
+    local.begin_round(1.0)
+    for loss in (100 * a.sum(), b.sum(), a.sum()):
+        local.step(loss)
+    assert (a.item(), b.item()) == (-100 - 51, -1)
+
+
 def test_momentum_is_forgotten_at_a_round():
     p = nn.Parameter(torch.ones(1))
     local = LocalOptimizer(OptimizerConfig(lr=1.0, momentum=0.5), [p])
