@@ -7,6 +7,7 @@ wait (waiting.py), so that a waiting rank burns no core and every wait ends.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,28 +26,34 @@ INT_MAX = 2**31 - 1
 PIECE_NBYTES = 2**30  # of a transfer that is too long for an older MPI
 PIECE_TAG = 0
 MAX_TAGS = 32767  # MPI promises at least so many
+LEAVE_S = 5.0  # ranks that have agreed to end come within milliseconds
 
 
 class MpiTransport(Transport):
     """The verbs over MPI.
 
-    timeout_s : float       longest wait of one verb, in seconds
-    comm      : MPI.Comm    what to duplicate; None: COMM_WORLD
+    timeout_s : float       longest wait of one verb, in seconds; also for all ranks to start
+    comm      : MPI.Comm    what to duplicate; None: COMM_WORLD. While this waits for late ranks,
+                            it takes messages with tags 1 and 2 for those of the roll call
     pace      : Pace        how it waits
     """
 
     name = "mpi"
 
     def __init__(self, timeout_s: float = 300.0, comm: Any = None, pace: Pace = PACE) -> None:
-        """Duplicate the communicator twice, for frames and for the roll call, on every rank."""
+        """Duplicate the communicator twice, for frames and for the roll call, on every rank.
+
+        Raises TransportTimeout that names the ranks which did not come; `abort_all` then ends all.
+        """
         world = MPI.COMM_WORLD if comm is None else comm
-        self._comm, roll_comm = world.Dup(), world.Dup()
-        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        self.rank, self.size = world.Get_rank(), world.Get_size()
         self.timeout_s, self.round_index, self.waited_s = timeout_s, -1, 0.0
-        self._roll_comm, self._roll = roll_comm, RollCall(roll_comm)
         self._pace = pace
         self._calls = 0  # collectives posted so far
         self._pending: list[Any] = []  # what MPI may still write to after a timeout
+        self._roll = RollCall(world)  # until it has a communicator of its own
+        self._comm, self._roll_comm = self._duplicate(world), self._duplicate(world)
+        self._roll = RollCall(self._roll_comm)
 
     def gather(self, slots: Slots, root: int = 0) -> None:
         """See Transport; MPI_Igatherv, in place at root."""
@@ -122,9 +129,7 @@ class MpiTransport(Transport):
 
         MPICH's mpiexec then returns `code`, or 9 if it counts a rank that it killed instead.
         """
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._comm.Abort(code)
+        abort_all(code)
 
     @property
     def library(self) -> str:
@@ -135,7 +140,18 @@ class MpiTransport(Transport):
         """End this process after all ranks have agreed to end: MPI_Finalize, then exit at once.
 
         `python -m mpi4py` would turn any exit status but 0 into an MPI_Abort and its message.
+        Where a rank does not come within 5 s, it is named and all are aborted after all.
         """
+        self.timeout_s = LEAVE_S
+        try:
+            self.barrier()
+        except TransportError as error:
+            sys.stderr.write(f"hpcvfl: {error}\n")
+            self.abort(code)
+        # MPI_Finalize waits for all ranks, and mpi4py holds the interpreter's lock meanwhile: no
+        # thread of ours could end the wait, the system's default action on SIGALRM does.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, LEAVE_S)
         MPI.Finalize()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -145,6 +161,18 @@ class MpiTransport(Transport):
         """See Transport; frees both communicators."""
         self._comm.Free()
         self._roll_comm.Free()
+
+    def _duplicate(self, world: Any) -> Any:
+        """MPI_Idup: MPI_Comm_dup would wait for ever for a rank that does not come."""
+        self._calls += 1
+        what = f"start-up of {self.size} ranks"
+        try:
+            comm, request = world.Idup()
+            if not request.Test():
+                self._wait(request.Test, what)
+        except MPI.Exception as error:
+            raise self._broken(what, error) from error
+        return comm
 
     def _collective(self, verb: str, slots: Slots, root: int) -> None:
         key = (self, verb, root)
@@ -261,6 +289,16 @@ def transfers(verb: str, slots: Slots, root: int) -> Iterator[tuple[int, int, By
             yield k, root, slots[k]
         elif k != root:
             yield root, k, slots.buffer_B if verb == "broadcast" else slots[k]
+
+
+def abort_all(code: int) -> None:
+    """End all ranks of this launch with this exit status, after what was printed is out.
+
+    For errors before there is a transport; MpiTransport.abort otherwise.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(code)
 
 
 def tag_of(kind: str) -> int:
