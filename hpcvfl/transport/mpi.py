@@ -82,11 +82,16 @@ class MpiTransport(Transport):
             raise self._broken("barrier", error) from error
 
     def send(self, data_B: Bytes, dest: int, kind: str) -> None:
-        """See Transport; MPI_Isend."""
+        """See Transport; MPI_Isend, before MPI 4 one for each piece."""
         self.check_peer(dest, "dest")
-        what = f"send of {kind} to rank {dest}"
+        what, tag = f"send of {kind} to rank {dest}", tag_of(kind)
+        request: Any
         try:
-            request = self._comm.Isend([data_B, MPI.BYTE], dest, tag_of(kind))
+            if LARGE_COUNTS:
+                request = self._comm.Isend([data_B, MPI.BYTE], dest, tag)
+            else:
+                post = self._comm.Isend
+                request = Pieces([post([p, MPI.BYTE], dest, tag) for p in message_pieces(data_B)])
             if not request.Test():
                 self._wait(request.Test, what, [dest])
         except MPI.Exception as error:
@@ -98,30 +103,11 @@ class MpiTransport(Transport):
         """See Transport; MPI_Improbe first: the length is checked before bytes are taken."""
         if source is not None:
             self.check_peer(source, "source")
-        origin = "any rank" if source is None else f"rank {source}"
-        what = f"receive of {kind} from {origin}"
-        status, found = MPI.Status(), [MPI.MESSAGE_NULL]
-        peer, tag = MPI.ANY_SOURCE if source is None else source, tag_of(kind)
-
-        def probe() -> bool:
-            message = self._comm.Improbe(peer, tag, status)
-            found[0] = message or MPI.MESSAGE_NULL
-            return message is not None
-
-        try:
-            if not probe():
-                self._wait(probe, what, self._others() if source is None else [source])
-            came, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
-            if nbytes > out_B.nbytes:
-                raise TransportError(
-                    f"rank {self.rank}, round {self.round_index}: {kind} from rank {came} has"
-                    f" {nbytes} bytes, the buffer {out_B.nbytes}"
-                )
-            request = found[0].Irecv([out_B[:nbytes], MPI.BYTE])
-            if not request.Test():
-                self._wait(request.Test, what, [came])
-        except MPI.Exception as error:
-            raise self._broken(what, error) from error
+        came, nbytes = self._receive_piece(out_B, 0, source, kind)
+        piece_nbytes = nbytes
+        while not LARGE_COUNTS and piece_nbytes == PIECE_NBYTES:  # as message_pieces cuts them
+            _, piece_nbytes = self._receive_piece(out_B, nbytes, came, kind)
+            nbytes += piece_nbytes
         return came, nbytes
 
     def abort(self, code: int) -> None:
@@ -211,6 +197,44 @@ class MpiTransport(Transport):
         sends, receives = (every, MPI.IN_PLACE) if at_root else (None, mine)
         return partial(comm.Iscatterv, sends, receives, root)
 
+    def _receive_piece(
+        self, out_B: Bytes, at: int, source: int | None, kind: str
+    ) -> tuple[int, int]:
+        """Receive what one MPI_Isend sent into out_B[at:]; (source, its number of bytes)."""
+        origin = "any rank" if source is None else f"rank {source}"
+        what = f"receive of {kind} from {origin}"
+        status, found = MPI.Status(), [MPI.MESSAGE_NULL]
+        peer, tag = MPI.ANY_SOURCE if source is None else source, tag_of(kind)
+
+        def probe() -> bool:
+            message = self._comm.Improbe(peer, tag, status)
+            found[0] = message or MPI.MESSAGE_NULL
+            return message is not None
+
+        try:
+            if not probe():
+                self._wait(probe, what, self._others() if source is None else [source])
+            came, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
+            self._check_length(at, nbytes, out_B.nbytes, f"{kind} from rank {came}")
+            request = found[0].Irecv([out_B[at : at + nbytes], MPI.BYTE])
+            if not request.Test():
+                self._wait(request.Test, what, [came])
+        except MPI.Exception as error:
+            raise self._broken(what, error) from error
+        return came, nbytes
+
+    def _check_length(self, at: int, nbytes: int, room: int, whose: str) -> None:
+        """Refuse a piece of a message, before a byte of it is taken, that does not fit."""
+        where = f"rank {self.rank}, round {self.round_index}: {whose}"
+        if nbytes < 0:  # MPI_UNDEFINED
+            raise TransportError(
+                f"{where} is longer than this MPI can count ({INT_MAX} bytes);"
+                " all ranks must use one MPI library"
+            )
+        if at + nbytes > room:
+            more = " or more" if not LARGE_COUNTS and nbytes == PIECE_NBYTES else ""
+            raise TransportError(f"{where} has {at + nbytes} bytes{more}, the buffer {room}")
+
     def _post_pieces(self, verb: str, slots: Slots, root: int) -> Pieces:
         """The same from point-to-point messages of at most 1 GiB, for an MPI before version 4."""
         requests = []
@@ -277,6 +301,14 @@ class Pieces:
     def Test(self) -> bool:  # noqa: N802 - as MPI.Request
         """Whether all of them are complete."""
         return MPI.Request.Testall(self._requests)
+
+
+def message_pieces(data_B: Bytes) -> Iterator[Bytes]:
+    """A message as PIECE_NBYTES after PIECE_NBYTES; the first shorter piece, perhaps empty, ends
+    it, so that the receiver need not know the length.
+    """
+    for at in range(0, data_B.nbytes + 1, PIECE_NBYTES):
+        yield data_B[at : at + PIECE_NBYTES]
 
 
 def transfers(verb: str, slots: Slots, root: int) -> Iterator[tuple[int, int, Bytes]]:

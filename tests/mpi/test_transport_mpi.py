@@ -17,11 +17,12 @@ from support.transport_contract import (
     WRAPPERS,
     Records,
     TransportContract,
+    content,
     ring,
     slots_of,
 )
 
-from hpcvfl.errors import TransportTimeout
+from hpcvfl.errors import TransportError, TransportTimeout
 from hpcvfl.transport import Metered, Transport
 from hpcvfl.transport import mpi as mpi_module
 from hpcvfl.transport.delayed import Delayed
@@ -61,12 +62,59 @@ class TestMpi(TransportContract):
 class TestMpiBefore4(TransportContract):
     """The same on an MPI without large counts, where a long transfer goes in pieces."""
 
+    PIECE = 50_000
+
     @pytest.fixture
     def world(self, monkeypatch: pytest.MonkeyPatch) -> MpiGroup:
         monkeypatch.setattr(mpi_module, "LARGE_COUNTS", False)
         monkeypatch.setattr(mpi_module, "INT_MAX", 20)
-        monkeypatch.setattr(mpi_module, "PIECE_NBYTES", 50_000)
+        monkeypatch.setattr(mpi_module, "PIECE_NBYTES", self.PIECE)
         return MpiGroup(WRAPPERS["plain"])
+
+    @pytest.mark.parametrize("source", ["named", "any"])
+    @pytest.mark.parametrize(
+        ("nbytes", "pieces"),
+        [(0, 1), (PIECE - 1, 1), (PIECE, 2), (PIECE + 1, 2), (2 * PIECE, 3), (123_457, 3)],
+    )
+    def test_a_long_message_goes_in_pieces_and_arrives_whole(
+        self, world: MpiGroup, nbytes: int, pieces: int, source: str
+    ) -> None:
+        world.comm = RecordingComm(WORLD)
+
+        def fn(t: Transport) -> None:
+            if t.rank == 1:
+                t.send(content(1, nbytes), 0, "LONG")
+                t.send(content(1, 3, 5), 0, "LONG")
+                assert world.comm.posted_sends == pieces + 1
+            elif t.rank == 0:
+                out_B, peer = np.full(nbytes + 3, 255, np.uint8), 1 if source == "named" else None
+                assert t.receive(out_B, peer, "LONG") == (1, nbytes)
+                np.testing.assert_array_equal(out_B[:nbytes], content(1, nbytes))
+                assert (out_B[nbytes:] == 255).all()
+                assert t.receive(out_B, peer, "LONG") == (1, 3)
+            t.barrier()
+
+        world.run(fn)
+
+    @pytest.mark.parametrize(("room", "due"), [(49, "50 bytes or more"), (51, "52 bytes")])
+    def test_pieces_that_do_not_fit_are_an_error(
+        self, world: MpiGroup, monkeypatch: pytest.MonkeyPatch, room: int, due: str
+    ) -> None:
+        monkeypatch.setattr(mpi_module, "PIECE_NBYTES", 50)  # short: nobody waits for the receiver
+
+        def fn(t: Transport) -> None:
+            if t.rank == 1:
+                t.send(content(1, 52), 0, "LONG")
+            elif t.rank == 0:
+                out_B = np.full(60, 255, np.uint8)
+                with pytest.raises(TransportError, match=f"has {due}, the buffer {room}"):
+                    t.receive(out_B[:room], 1, "LONG")
+                assert (out_B[room:] == 255).all()
+                if room < 50:  # the end of the message is still on its way
+                    assert t.receive(out_B, 1, "LONG") == (1, 2)
+            t.barrier()
+
+        world.run(fn)
 
 
 class RecordingComm:
@@ -74,7 +122,7 @@ class RecordingComm:
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
-        self.sent = self.received = 0
+        self.sent = self.received = self.posted_sends = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
@@ -124,6 +172,7 @@ class RecordingComm:
 
     def Isend(self, message: Any, dest: int, tag: int) -> Any:  # noqa: N802
         self.sent += message[0].nbytes
+        self.posted_sends += 1
         return self._comm.Isend(message, dest, tag)
 
     def Improbe(self, source: int, tag: int, status: Any) -> Any:  # noqa: N802
@@ -160,6 +209,26 @@ def test_the_meter_agrees_with_the_buffers_at_the_communicator(pattern: str) -> 
         assert comm.received > 0 or sum(sizes) == 0
 
     MpiGroup(WRAPPERS["plain"], comm).run(fn)
+
+
+def test_a_length_that_mpi_cannot_tell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Beyond(MPI.Status):
+        """What MPI_Get_count says of more than 2 GiB before MPI 4."""
+
+        def Get_count(self, datatype: MPI.Datatype = MPI.BYTE) -> int:  # noqa: N802
+            return MPI.UNDEFINED
+
+    monkeypatch.setattr(mpi_module.MPI, "Status", Beyond)
+
+    def fn(t: Transport) -> None:
+        if t.rank == 1:
+            t.send(content(1, 8), 0, "LONG")
+        elif t.rank == 0:
+            with pytest.raises(TransportError, match="LONG from rank 1 is longer than this MPI"):
+                t.receive(np.empty(8, np.uint8), 1, "LONG")
+        t.barrier()
+
+    MpiGroup(WRAPPERS["plain"]).run(fn)
 
 
 def test_a_stalled_rank_is_named_in_time() -> None:
