@@ -82,14 +82,14 @@ class BareRound:
         """Forward, gather, broadcast, one step."""
         block = self.block
         rows = torch.from_numpy(self.batches.rows(round_index))
-        labels_B = block.shard.train_y[rows]
+        labels_N = block.shard.train_y[rows]
         parts = list(self.embeddings)
         if self.rank:
             assert block.shard.train_x is not None
             parts[self.rank - 1] = block.module(block.shard.train_x[rows])
         self.swap()
         head = block.module if self.rank == 0 else self.head
-        loss = F.cross_entropy(head(torch.cat(parts, dim=1)), labels_B)
+        loss = F.cross_entropy(head(torch.cat(parts, dim=1)), labels_N)
         float(loss.detach())
         gradients = torch.autograd.grad(loss, self.parameters)
         with torch.no_grad():
