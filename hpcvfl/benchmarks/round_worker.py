@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch import nn
 from torch.nn import functional as F
 
@@ -28,7 +27,7 @@ from hpcvfl.engine.agree import exchange
 from hpcvfl.engine.round import RoundResult
 from hpcvfl.engine.run import Run, one_round, prepare
 from hpcvfl.engine.start import build_block
-from hpcvfl.transport.mpi import MpiTransport
+from hpcvfl.transport.mpi import MPI, MpiTransport
 from hpcvfl.transport.waiting import wait_until
 
 WARM_UP_ROUNDS = 10

@@ -74,7 +74,7 @@ def test_heavy_libraries_keep_to_their_rooms(path):
     relative = str(path.relative_to(ROOT))
     for name in imports(path):
         rooms = ROOMS.get(name.split(".")[0])
-        if rooms and "benchmarks" not in relative:
+        if rooms:
             assert any(relative == r or relative.startswith(r + "/") for r in rooms), (
                 relative,
                 name,
