@@ -4,7 +4,8 @@
     CODEC 1
 
 Rank 0 writes to the JSON file OUT: milliseconds a round, by phase at the server and at the mean
-party, and with a last argument of 1 those of the bare script, which alternates with the real loop.
+party, and with a last argument of 1 those of the bare script, which alternates with the real loop;
+also the bytes that all ranks together booked as received and as sent, and in how many rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hpcvfl.engine.agree import exchange
 from hpcvfl.engine.round import RoundResult
 from hpcvfl.engine.run import Run, one_round, prepare
 from hpcvfl.engine.start import build_block
+from hpcvfl.ledger import Meter
 from hpcvfl.transport.mpi import MPI, MpiTransport
 from hpcvfl.transport.waiting import wait_until
 
@@ -142,20 +144,30 @@ def measure(run: Run, rounds: int, bare: BareRound | None) -> dict[str, Any]:
         if bare is not None:
             timed("bare", min(BLOCK_ROUNDS, rounds))
     done = number - measured_from
-    phases = {
-        k: 1e3 * (v - before[k]) / done for k, v in run.clock.seconds.items() if v > before[k]
-    }
-    told = exchange(run.transport, phases)
-    mean_party = {k: statistics.mean(t.get(k, 0.0) for t in told[1:]) for k in told[1]}
+    phases = {k: 1e3 * (v - before[k]) / done for k, v in run.clock.seconds.items()}
+    told = exchange(run.transport, {"phases": phases, "booked": booked(run.meter)})
+    mean_party = {k: statistics.mean(t["phases"][k] for t in told[1:]) for k in phases}
     paired = [a - b for a, b in zip(times["ours"], times["bare"], strict=False)]
     return {
         "round_ms": statistics.median(times["ours"]),
         "bare_ms": statistics.median(times["bare"]) if bare else None,
         "overhead_ms": statistics.median(paired) if paired else None,
-        "server": told[0],
+        "server": told[0]["phases"],
         "party": mean_party,
-        "rounds": done,
+        "booked": [sum(t["booked"][i] for t in told) for i in (0, 1)],
+        "booked_rounds": number,
+        "head_codec": run.exchange.agreement.codecs_R[0].spec,
+        "head_shapes": run.exchange.agreement.head_shapes,
     }
+
+
+def booked(meter: Meter) -> list[int]:
+    """Bytes that this rank received and sent in rounds so far."""
+    rows = [row for row in meter.table() if row["phase"] == "train"]
+    return [
+        sum(int(row["wire_bytes"]) for row in rows if row["direction"] == direction)
+        for direction in ("in", "out")
+    ]
 
 
 def main(argv: list[str]) -> int:
