@@ -6,6 +6,7 @@ wait (waiting.py), so that a waiting rank burns no core and every wait ends.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -43,7 +44,8 @@ class MpiTransport(Transport):
     def __init__(self, timeout_s: float = 300.0, comm: Any = None, pace: Pace = PACE) -> None:
         """Duplicate the communicator twice, for frames and for the roll call, on every rank.
 
-        Raises TransportTimeout that names the ranks which did not come; `abort_all` then ends all.
+        Raises TransportTimeout that names the ranks which did not come. There is no transport then
+        to abort with: all ranks are aborted when this process exits, or by `abort_all`.
         """
         world = MPI.COMM_WORLD if comm is None else comm
         self.rank, self.size = world.Get_rank(), world.Get_size()
@@ -156,6 +158,10 @@ class MpiTransport(Transport):
             comm, request = world.Idup()
             if not request.Test():
                 self._wait(request.Test, what)
+        except TransportTimeout as error:
+            # MPI_Finalize at exit would wait for the missing rank; what atexit calls comes before.
+            atexit.register(abort_all, error.exit_code)
+            raise
         except MPI.Exception as error:
             raise self._broken(what, error) from error
         return comm

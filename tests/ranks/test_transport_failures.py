@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -33,8 +34,8 @@ class Ending:
     pids: list[int]
 
 
-def run_until_it_ends(how: str, size: int) -> Ending:
-    command = [MPIEXEC, "-n", str(size), sys.executable, "-m", "mpi4py", str(PROGRAM), how]
+def run_until_it_ends(how: str, size: int, net: Sequence[str] = ("-m", "mpi4py")) -> Ending:
+    command = [MPIEXEC, "-n", str(size), sys.executable, *net, str(PROGRAM), how]
     done = run(command, timeout_s=60)
     ended_s = time.monotonic()
     text = done.stdout + done.stderr
@@ -82,9 +83,10 @@ def test_a_stopped_rank_is_named_and_dies_with_the_rest(size: int) -> None:
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.parametrize("net", [("-m", "mpi4py"), ()], ids=["with mpi4py", "plain"])
 @pytest.mark.parametrize("size", [2, 5])
-def test_a_rank_that_never_starts_is_named_and_ends_the_rest(size: int) -> None:
-    ending = run_until_it_ends("absent", size)
+def test_a_rank_that_never_starts_is_named_and_ends_the_rest(size: int, net: list[str]) -> None:
+    ending = run_until_it_ends("absent", size, net)
     said = re.search(r"said ([\d.]+) (.*)", ending.text)
     assert said, ending.text
     assert f"start-up of {size} ranks: rank {size - 1} did not post" in said[2]

@@ -1,10 +1,10 @@
 """Ranks of a run that goes wrong: `mpiexec -n N python -m mpi4py transport_program.py HOW`.
 
 Exchanges rounds for ever; in round 3 the last rank does HOW: raise | library | stop | kill. Or it
-does not come: absent (never makes a transport), late (all others leave, it does not), last (it
-stops after all have agreed to leave). Each rank prints `pid RANK PID`, the last one `now SECONDS`
-(monotonic) right before. Errors are handled as cli.py does: one line with the rank, then all ranks
-are aborted.
+does not come: absent (it never makes a transport, and the others just exit), late (all others
+leave, it does not), last (it stops after all have agreed to leave). Each rank prints `pid RANK
+PID`, the last one `now SECONDS` (monotonic) right before. Errors in a round are handled as cli.py
+does: one line with the rank, then all ranks are aborted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 
 from hpcvfl.errors import HpcvflError, TransportError
 from hpcvfl.transport import Slots
-from hpcvfl.transport.mpi import MPI, MpiTransport, abort_all
+from hpcvfl.transport.mpi import MPI, MpiTransport
 
 TIMEOUT_S = 1.5
 LEAVE_CODE = 7
@@ -47,7 +47,7 @@ def main(how: str) -> None:
         transport = MpiTransport(timeout_s=TIMEOUT_S)
     except HpcvflError as error:
         say(f"said {time.monotonic()} {error}")
-        abort_all(error.exit_code)
+        sys.exit(error.exit_code)
     if how in ("late", "last"):
         if is_last:
             if how == "last":
