@@ -11,13 +11,14 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "([^"]+)"', (HERE / "hpcvfl/__init__.py").read_text())
 assert VERSION is not None
 
-# Lower bounds: the first release with a feature that the code uses, or that goes with numpy 2.
+# Lower bounds of torch, numpy and numba: the oldest that the tests were run with. Others: the first
+# release with a feature that the code uses.
 # Nothing is pinned upward, so that a cluster's own torch or MPI serves.
 REQUIRES = [
-    "numpy>=1.26",
-    "numba>=0.60",  # first for numpy 2
-    "torch>=2.3",  # first for numpy 2
-    "torchvision>=0.18",  # goes with torch 2.3
+    "numpy>=2.2",
+    "numba>=0.61",
+    "torch>=2.13",
+    "torchvision>=0.28",  # goes with torch 2.13
     "pydantic>=2.7",  # use_attribute_docstrings
     "tyro>=0.9",
     "tomli>=2.0.1; python_version < '3.11'",

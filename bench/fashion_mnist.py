@@ -1,10 +1,10 @@
-"""Does fewer bits cost accuracy? fashion-mnist, one schedule for all codecs, measured bytes.
+"""Do fewer bits cost accuracy? fashion-mnist, one schedule for all codecs, measured bytes.
 
-    python bench/fashion_mnist.py                 run the missing cells, then the table and the
-    verdicts python bench/fashion_mnist.py --table         table and verdicts of the cells that are
-    there python bench/fashion_mnist.py --only B1000    only cells whose name matches this pattern
-    python bench/fashion_mnist.py --tune          rates and epochs on held-out training images
-    python bench/fashion_mnist.py --smoke         one tiny cell on digits, seconds
+python bench/fashion_mnist.py               run the missing cells, then the table and the verdicts
+python bench/fashion_mnist.py --table       the table and the verdicts of the cells that are there
+python bench/fashion_mnist.py --only B1000  only cells whose name matches this pattern
+python bench/fashion_mnist.py --tune        rates and epochs on held-out training images
+python bench/fashion_mnist.py --smoke       one tiny cell on digits, seconds
 
 A cell is one training run; its result is one JSON file under bench/results/fashion-mnist/, written
 at its end and never run again. Ranks take turns in one process, which gives the same bits and
