@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcvfl.errors import ConfigError, HpcvflError
+from hpcvfl.errors import ConfigError, DataError, HpcvflError
 
 if TYPE_CHECKING:
     from hpcvfl.config import Config
@@ -42,12 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status (0, or the `exit_code` of the error's class)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = arguments[0] if arguments else "--help"
-    if verb in ("-h", "--help", "--version"):
+    asked = {"-h", "--help"} & set(arguments) and verb != "train"
+    if verb in ("-h", "--help", "--version") or asked:
         return _say_about(verb)
     try:
-        if verb not in VERBS:
-            raise ConfigError(f"unknown verb {verb!r}; verbs: {', '.join(VERBS)}")
-        return VERBS[verb](arguments[1:])
+        try:
+            if verb not in VERBS:
+                raise ConfigError(f"unknown verb {verb!r}; verbs: {', '.join(VERBS)}")
+            return VERBS[verb](arguments[1:])
+        except HpcvflError as error:
+            return _tell_all(error)
     except HpcvflError as error:
         _complain(str(error))
         return error.exit_code
@@ -119,7 +123,10 @@ def report(arguments: list[str]) -> int:
         raise ConfigError("report: name at least one run folder")
     paths = [Path(a) for a in arguments]
     summaries = [folder.read_summary(path) for path in paths]
-    print(closing_table(summaries[0]) if len(paths) == 1 else comparison(summaries))
+    try:
+        print(closing_table(summaries[0]) if len(paths) == 1 else comparison(summaries))
+    except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise DataError(f"report: summary.json is not of this program ({error!r})") from None
     out = out or (paths[0] if len(paths) == 1 else Path("."))
     _draw(paths, out)
     return 0
@@ -224,6 +231,9 @@ def on_every_rank(
         config = configure()
     except HpcvflError as error:
         failure = error
+    except Exception as error:  # a fault of the program; the other ranks must hear of it too
+        traceback.print_exc()
+        failure = HpcvflError(f"{type(error).__name__}: {error}")
     wanted = config.transport.name if hasattr(config, "transport") else "auto"
     if wanted == "mpi" or (wanted == "auto" and launcher.is_launched()):
         return _under_mpi(config, failure, work, refuse)
@@ -237,7 +247,10 @@ def on_every_rank(
     from hpcvfl.transport.threads import ThreadsWorld
 
     size = config.num_parties + 1 if hasattr(config, "num_parties") else 1
-    return ThreadsWorld(size).run(lambda transport: work(config, transport))[0]
+    try:
+        return ThreadsWorld(size).run(lambda transport: work(config, transport))[0]
+    except SystemExit as error:  # whatever its status says, the run has not ended
+        raise HpcvflError(f"a module of the model ended the program ({error!r})") from None
 
 
 def _under_mpi(
@@ -247,7 +260,7 @@ def _under_mpi(
     refuse: bool,
 ) -> dict[str, Any] | None:
     try:
-        from hpcvfl.transport.mpi import MpiTransport
+        from hpcvfl.transport.mpi import MpiTransport, abort_all
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
         raise ConfigError(
             f"transport mpi: {error}; install it with: pip install 'hpcvfl[mpich]', or on a cluster"
@@ -257,10 +270,15 @@ def _under_mpi(
     from hpcvfl.transport import launcher
 
     first_timeout_s = config.transport.first_timeout_s if hasattr(config, "transport") else 900.0
-    transport = MpiTransport(timeout_s=first_timeout_s)
-    if refuse:
-        launcher.check(transport.size, transport.rank)
     try:
+        transport = MpiTransport(timeout_s=first_timeout_s)
+    except HpcvflError as error:
+        _complain(str(error), rank=0)
+        abort_all(error.exit_code)
+        raise
+    try:
+        if refuse:
+            launcher.check(transport.size, transport.rank)
 
         def same_start() -> None:
             if failure:
@@ -268,6 +286,7 @@ def _under_mpi(
 
         together(transport, same_start)
         result = work(config, transport)
+        transport.barrier()  # has a timeout and names who is missing; leaving MPI has neither
         transport.close()
         return result if transport.rank == 0 else None
     except HpcvflError as error:
@@ -275,16 +294,30 @@ def _under_mpi(
             if transport.rank == 0:
                 _complain(str(error), rank=0)
             transport.leave(error.exit_code)
+        if transport.size == 1:  # nobody else is there; one of N such processes speaks
+            raise
         text = str(error)
         prefix = "" if text.startswith("rank ") else f"rank {transport.rank}: "
         _complain(prefix + text, rank=0)
         transport.abort(error.exit_code)
         raise
     except BaseException as error:
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        _complain(f"rank {transport.rank}: {traceback.format_exc()}", rank=0)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        code = 130 if interrupted else 1
+        text = "interrupted" if interrupted else traceback.format_exc()
+        _complain(f"rank {transport.rank}: {text}", rank=0)
         transport.abort(code)
         raise
+
+
+def _tell_all(error: HpcvflError) -> int:
+    """Raise `error`, under a launcher on every rank: others may wait for this one in MPI_Init."""
+    from hpcvfl.transport import launcher
+
+    if not launcher.is_launched() or launcher.expected_size() == 1 or "mpi4py.MPI" in sys.modules:
+        raise error
+    _under_mpi(None, error, lambda config, transport: {}, refuse=True)
+    raise error
 
 
 def _alone(verb: str) -> None:
@@ -321,8 +354,10 @@ def _draw(paths: Sequence[Path], out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         drawn = draw(metrics, out)
-    except OSError as error:
-        raise ConfigError(f"plots: {out} cannot be written ({error.strerror})") from None
+    except (LookupError, TypeError) as error:
+        raise DataError(f"plots: metrics.jsonl is not of this program ({error!r})") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plots: {out} cannot be written ({error})") from None
     if drawn:
         print("plots " + " ".join(str(path) for path in drawn))
     else:

@@ -30,7 +30,9 @@ LOCAL: Any = {"scope": "local"}
 class Section(BaseModel):
     """A table of the config: immutable, and an unknown field is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class DataConfig(Section):
@@ -48,11 +50,11 @@ class DataConfig(Section):
     """
     validation_rows: Annotated[int, Field(ge=0, json_schema_extra=SHARED)] = 0
     """Hold out this many training rows and evaluate on them in place of the test set (tuning)."""
-    num_samples: Annotated[int, Field(ge=2, json_schema_extra=SHARED)] = 2000
+    num_samples: Annotated[int, Field(ge=2, le=10**9, json_schema_extra=SHARED)] = 2000
     """synthetic only: number of samples before the 80/20 split."""
-    num_features: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 64
+    num_features: Annotated[int, Field(ge=1, le=10**6, json_schema_extra=SHARED)] = 64
     """synthetic only: number of columns over all parties."""
-    num_classes: Annotated[int, Field(ge=2, json_schema_extra=SHARED)] = 10
+    num_classes: Annotated[int, Field(ge=2, le=10**6, json_schema_extra=SHARED)] = 10
     """synthetic only: number of classes."""
 
 
@@ -63,11 +65,11 @@ class ModelConfig(Section):
     """mlp | cnn | resnet18 | lstm | package.module:Class."""
     head: Annotated[str, Field(json_schema_extra=SHARED)] = "linear"
     """linear | mlp | package.module:Class."""
-    embedding_dim: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 16
+    embedding_dim: Annotated[int, Field(ge=1, le=2**20, json_schema_extra=SHARED)] = 16
     """P, the width of each party's embedding, in values per sample."""
-    hidden_dim: Annotated[int, Field(ge=1, json_schema_extra=LOCAL)] = 64
+    hidden_dim: Annotated[int, Field(ge=1, le=2**20, json_schema_extra=LOCAL)] = 64
     """Width of the hidden layer of mlp towers and of the lstm state."""
-    head_hidden_dim: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 64
+    head_hidden_dim: Annotated[int, Field(ge=1, le=2**20, json_schema_extra=SHARED)] = 64
     """Width of the hidden layer of the mlp head."""
 
 
@@ -129,9 +131,9 @@ class TransportConfig(Section):
     """Longest wait for a peer, in seconds; then the run ends and names who is missing."""
     first_timeout_s: Annotated[float, Field(gt=0, json_schema_extra=HOW)] = 900.0
     """The same for start-up and the first round (imports, compilation, loading)."""
-    latency_ms: Annotated[float, Field(ge=0, json_schema_extra=HOW)] = 0.0
+    latency_ms: Annotated[float, Field(ge=0, le=3.6e6, json_schema_extra=HOW)] = 0.0
     """Really sleep this long on every message, in milliseconds (emulated network)."""
-    bandwidth_gbps: Annotated[float | None, Field(gt=0, json_schema_extra=HOW)] = None
+    bandwidth_gbps: Annotated[float | None, Field(ge=1e-6, json_schema_extra=HOW)] = None
     """Really sleep bytes * 8 / (bandwidth * 1e9) seconds on every message; None: no limit."""
 
 
@@ -151,13 +153,13 @@ class Config(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", json_schema_extra=HOW)] = "run"
     """Name of the run folder."""
-    num_parties: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 4
+    num_parties: Annotated[int, Field(ge=1, le=10_000, json_schema_extra=SHARED)] = 4
     """M; the communicator needs num_parties + 1 ranks, rank 0 is the server."""
     seed: Annotated[int, Field(ge=0, lt=2**63, json_schema_extra=SHARED)] = 0
     """Seed of everything random: initial weights, batches, dither, dropout."""
     dtype: Annotated[Literal["float32", "float64"], Field(json_schema_extra=SHARED)] = "float32"
     """Type of parameters and embeddings."""
-    threads: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024, json_schema_extra=SHARED)] = 1
     """Intra-op threads of each rank; changes the last bits of a result, so all ranks must agree."""
     codec: Annotated[str, Field(json_schema_extra=LOCAL)] = "scalar:bits=4"
     """Codec of the embeddings: none | float16 | bfloat16 |

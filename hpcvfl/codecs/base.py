@@ -87,6 +87,8 @@ class Message:
 
     def encode(self, tensors: Sequence[Array], key: int, payload_B: Bytes) -> None:
         """Encode `tensors` (shapes as given to the constructor); see Codec.encode."""
+        # A payload is written without bounds checks, so this must hold whatever the caller did.
+        assert [x.shape for x in tensors] == self.shapes, (self.shapes, [x.shape for x in tensors])
         for i, x in enumerate(tensors):
             self.codec.encode(x, seeds.subkey(key, i), payload_B[self._cuts[i] : self._cuts[i + 1]])
 

@@ -148,7 +148,8 @@ class ScalarCodec(Codec):
             lo_G, step_G = side_2G[:num_ranges], side_2G[num_ranges:]
             # NaN fails every comparison, so it is refused here too.
             if not (
-                np.abs(lo_G).max() + step_G.max() * 2**self.bits < FLOAT32_MAX and step_G.min() >= 0
+                float(np.abs(lo_G).max()) + float(step_G.max()) * 2**self.bits < FLOAT32_MAX
+                and step_G.min() >= 0
             ):
                 raise WireError(_BAD_SIDE)
             scalar.decode_uniform_columns(
@@ -194,7 +195,7 @@ class ScalarCodec(Codec):
         side_2G = np.empty((2, num_ranges), np.float32)
         first_G, second_G = stats_C2.astype(np.float64).T
         lo_G, step_G = self._levels_from(first_G, second_G)
-        if not np.abs(lo_G).max() + step_G.max() * 2**self.bits < FLOAT32_MAX:
+        if not float(np.abs(lo_G).max()) + float(step_G.max()) * 2**self.bits < FLOAT32_MAX:
             raise NonFiniteError(_TOO_WIDE)
         side_2G[0], side_2G[1] = lo_G, step_G
         out_B[: side_2G.nbytes] = side_2G.reshape(-1).view(np.uint8)

@@ -19,7 +19,7 @@ from hpcvfl.codecs.base import Array
 from hpcvfl.config import Config
 from hpcvfl.data import Shard
 from hpcvfl.engine.optimizers import LocalOptimizer
-from hpcvfl.errors import NonFiniteError
+from hpcvfl.errors import ConfigError, NonFiniteError
 
 EVAL_ROWS = 2000
 """Rows per forward pass of an evaluation; bounds its memory, not its messages."""
@@ -87,7 +87,7 @@ class Block(ABC):
                 f"block {self.block}, round {round_index}, local step {step}: the loss is {value};"
                 " a smaller optimizer.lr or a finer codec may help"
             )
-        self.optimizer.step(loss)
+        self.optimizer.step(loss, f"block {self.block}, round {round_index}")
         for norm in self._norms:
             norm.track_running_stats = True
         return value
@@ -154,7 +154,7 @@ class Party(Block):
     def message(self) -> list[Array]:
         """The embedding h_k of the batch; its graph is kept for local step 0."""
         self._x = self._train_x()[self._rows]
-        self._own_NP = self.module(self._x)
+        self._own_NP = self._embed(self._x)
         return [self._own_NP.detach().contiguous().numpy()]
 
     def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
@@ -163,7 +163,7 @@ class Party(Block):
         return [arrays(self.head_copy.parameters()), *parties]
 
     def _loss(self, step: int) -> torch.Tensor:
-        own_NP = self._own_NP if step == 0 else self.module(self._x)
+        own_NP = self._own_NP if step == 0 else self._embed(self._x)
         self._own_NP = None
         assert own_NP is not None
         batch = list(self._embeddings(len(self._labels_N)))
@@ -175,9 +175,21 @@ class Party(Block):
         assert self.shard.test_x is not None
         self.module.eval()
         with torch.no_grad():
-            parts = [self.module(x) for x in self.shard.test_x.split(EVAL_ROWS)]
+            parts = [self._embed(x) for x in self.shard.test_x.split(EVAL_ROWS)]
         self.module.train()
         return torch.cat(parts).numpy()
+
+    def _embed(self, x: torch.Tensor) -> torch.Tensor:
+        """The tower's output, checked: a user's class may give anything at any time."""
+        h = self.module(x)
+        due = (len(x), self.config.model.embedding_dim)
+        came = (tuple(h.shape), h.dtype) if isinstance(h, torch.Tensor) else type(h).__name__
+        if came != (due, self.dtype):
+            raise ConfigError(
+                f"block {self.block}, model.tower = {self.config.model.tower!r}: gives {came} for"
+                f" {len(x)} rows, must give {(due, self.dtype)}"
+            )
+        return h
 
     def _train_x(self) -> torch.Tensor:
         assert self.shard.train_x is not None

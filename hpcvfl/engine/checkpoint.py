@@ -32,8 +32,12 @@ def save_block(folder: Path, block: Block) -> Path:
     path = block_path(folder, block.block)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".tmp")
-    state = {name: value.contiguous() for name, value in block.module.state_dict().items()}
-    save_file(state, aside, metadata=identity(block))
+    # Copies, since safetensors refuses tensors that share memory (tied parameters).
+    state = {name: value.clone().contiguous() for name, value in block.module.state_dict().items()}
+    try:
+        save_file(state, aside, metadata=identity(block))
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
     os.replace(aside, path)
     return path
 

@@ -11,7 +11,7 @@ from hpcvfl.codecs.base import Message
 from hpcvfl.codecs.floats import NoneCodec
 from hpcvfl.codecs.frame import HEADER_NBYTES, Header, read_header, write_header
 from hpcvfl.engine.blocks import Block, Party, Server
-from hpcvfl.errors import NonFiniteError
+from hpcvfl.errors import NonFiniteError, WireError
 from hpcvfl.transport.base import Slots, Transport
 
 
@@ -30,6 +30,8 @@ def evaluate(block: Block, transport: Transport, round_index: int) -> tuple[floa
         [0, *[4 * layout.count] * config.num_parties],
     )
 
+    summed = config.wire.checksum == "payload"
+
     def due(rank: int) -> Header:
         return Header("eval", 0, rank, round_index, layout.count, layout.nbytes)
 
@@ -41,15 +43,18 @@ def evaluate(block: Block, transport: Transport, round_index: int) -> tuple[floa
             raise NonFiniteError(
                 f"block {block.block}, round {round_index}, evaluation: {error}"
             ) from None
-        write_header(frame_B, due(block.block))
+        write_header(frame_B, due(block.block), summed)
     transport.gather(slots)
     if not isinstance(block, Server):
         return None
     embeddings = []
     for rank in range(1, transport.size):
-        read_header(slots[rank], due(rank))
         embedding = torch.empty(shape, dtype=block.dtype)
-        layout.decode(slots[rank][HEADER_NBYTES:], 0, [embedding.numpy()])
+        try:
+            read_header(slots[rank], due(rank), summed)
+            layout.decode(slots[rank][HEADER_NBYTES:], 0, [embedding.numpy()])
+        except WireError as error:
+            raise WireError(f"rank 0, evaluation, embedding of rank {rank}: {error}") from None
         embeddings.append(embedding)
     loss, accuracy = block.evaluate(embeddings)
     if not math.isfinite(loss):

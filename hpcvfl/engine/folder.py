@@ -35,9 +35,10 @@ def create(config: Config) -> Path:
                 raise ConfigError(
                     f"run.folder = {config.run.folder!r}: a file is in the way"
                 ) from None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no name that a file can have
+            reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"run.folder = {config.run.folder!r}: cannot be written ({error.strerror});"
+                f"run.folder = {config.run.folder!r}: cannot be written ({reason});"
                 " choose another with --run.folder"
             ) from None
     raise ConfigError(f"run.folder = {config.run.folder!r}: 1000 runs named {stem} exist already")
@@ -68,7 +69,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and bad UTF-8 are ValueErrors
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -81,22 +82,28 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All lines of metrics.jsonl, one dict an evaluation; DataError if the folder has none."""
     try:
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        parsed = [json.loads(line) for line in lines]
+        if not all(isinstance(line, dict) for line in parsed):
+            raise ValueError("no table")
+        return parsed
     except OSError as error:
         raise DataError(
             f"{path}: no metrics.jsonl ({error.strerror}); is this a run folder?"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}/metrics.jsonl: broken line: {error}") from None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """summary.json of a finished run; DataError if there is none."""
     try:
-        return json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        if not isinstance(summary, dict):
+            raise ValueError("no table")
+        return summary
     except OSError as error:
         raise DataError(
             f"{path}: no summary.json ({error.strerror}); did the run finish?"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}/summary.json: broken: {error}") from None

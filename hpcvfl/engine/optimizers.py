@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hpcvfl.config import OptimizerConfig
+from hpcvfl.errors import ConfigError
 
 
 class LocalOptimizer:
@@ -31,8 +32,18 @@ class LocalOptimizer:
         self._velocities = {}
         self._lr = lr
 
-    def step(self, loss: torch.Tensor) -> None:
-        """One step down the gradient of `loss`; a parameter that it does not depend on stays."""
+    def step(self, loss: torch.Tensor, where: str = "") -> None:
+        """One step down the gradient of `loss`; a parameter that it does not depend on stays.
+
+        Raises ConfigError, which starts with `where`, if the loss depends on no parameter at all.
+        """
+        if not self._parameters:
+            return
+        if not loss.requires_grad:
+            raise ConfigError(
+                f"{where}: the loss does not depend on the block's parameters; does its forward"
+                " detach them?"
+            )
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         with torch.no_grad():
             for at, (parameter, gradient) in enumerate(

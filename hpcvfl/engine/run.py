@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -76,7 +77,8 @@ def train(
                     break
         return finish(run)
     finally:
-        run.meter.close()
+        with suppress(OSError):  # closed in `finish`; here an earlier error is on its way
+            run.meter.close()
         shown.end()
 
 
@@ -180,9 +182,14 @@ def target_reached(run: Run) -> bool:
 def finish(run: Run) -> dict[str, Any]:
     """Write weights, trace and books of every rank, and the summary on rank 0."""
     rank = run.transport.rank
-    with folder.writing(run.path):
-        save_block(run.path, run.block)
-        run.clock.write_trace(run.path / f"trace.rank{rank}.json", rank)
+
+    def save() -> None:
+        with folder.writing(run.path):
+            save_block(run.path, run.block)
+            run.meter.close()
+            run.clock.write_trace(run.path / f"trace.rank{rank}.json", rank)
+
+    together(run.transport, save)  # whatever fails on one rank, the others have saved
     run.clock.to("other")
     told = exchange(
         run.transport,

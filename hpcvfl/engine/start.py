@@ -82,12 +82,13 @@ def build_block(config: Config, rank: int) -> Block:
     shard = load(config.data, rank, config.num_parties, config.seed, config.dtype)
     head_key = seeds.key64(config.seed, "weights", 0)
     head = build_head(config.model, config.num_parties, shard.num_classes, dtype, head_key)
-    contiguous(head)
+    check_state(contiguous(head), "model.head")
     if rank == 0:
         check_last_batch(head, shard.num_rows, config.data.batch_size, "model.head")
         return Server(0, config, shard, head)
     key = seeds.key64(config.seed, "weights", rank)
     tower = contiguous(build_tower(config.model, shard.input_shape, dtype, key))
+    check_state(tower, "model.tower")
     check_last_batch(tower, shard.num_rows, config.data.batch_size, "model.tower")
     return Party(rank, config, shard, tower, head)
 
@@ -97,6 +98,13 @@ def contiguous(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()
     return module
+
+
+def check_state(module: nn.Module, field: str) -> None:
+    """Raise ConfigError if the module's state cannot be saved; better now than after training."""
+    for name, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigError(f"{field}: state {name!r} is no tensor and cannot be saved")
 
 
 def check_last_batch(module: nn.Module, num_rows: int, batch_size: int, field: str) -> None:

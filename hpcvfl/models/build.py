@@ -115,7 +115,11 @@ def _build(
     real: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_key)
-        module = construct().to(real)
+        try:
+            module = construct().to(real)
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"{field}: cannot be built: {reason}") from None
         _try(field, module, input_shape, output_dim, real)
     return module.train()
 

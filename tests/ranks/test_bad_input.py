@@ -12,6 +12,7 @@ from support.runs import TINY
 
 from hpcvfl.cli import main
 from hpcvfl.config import merge, nest
+from hpcvfl.engine import folder
 
 
 def lines_of(capsys):
@@ -217,3 +218,63 @@ def test_evaluate_refuses_broken_weights(tmp_path, capsys, made):
     weights.write_bytes(whole[: len(whole) // 2] if made is None else made)
     assert main(["evaluate", str(run)]) == 3
     assert "rank2.safetensors: cannot be read" in lines_of(capsys)[-1]
+
+
+@pytest.mark.parametrize(
+    ("tower", "words"),
+    [
+        (
+            "WideInTraining",
+            "block 2, model.tower = 'support.modules:WideInTraining': gives ((30, 256)",
+        ),
+        (
+            "DoubleTower",
+            "gives ((30, 4), torch.float64) for 30 rows, must give ((30, 4), torch.float32)",
+        ),
+        ("DetachedTower", "block 2, round 0: the loss does not depend on the block's parameters"),
+        ("QuittingTower", "a module of the model ended the program"),
+    ],
+)
+def test_a_tower_that_gives_what_it_should_not_is_one_line(tmp_path, capsys, tower, words):
+    path = write_config(tmp_path, party={"2": {"model": {"tower": f"support.modules:{tower}"}}})
+    assert main(["train", path]) in (1, 2)
+    (line,) = lines_of(capsys)
+    assert words in line
+
+
+@pytest.mark.parametrize("tower", ["FrozenTower", "TiedTower"])
+def test_an_unusual_but_right_tower_trains_and_is_saved(tmp_path, capsys, tower):
+    path = write_config(tmp_path, party={"2": {"model": {"tower": f"support.modules:{tower}"}}})
+    assert main(["train", path]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert main(["evaluate", str(run)]) == 0
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "trace.rank0.json", "summary.json"])
+def test_a_name_that_is_taken_in_the_run_folder_is_one_line(tmp_path, capsys, monkeypatch, name):
+    made = folder.create
+
+    def create(config):
+        path = made(config)
+        (path / name).write_text("") if name == "checkpoints" else (path / name).mkdir()
+        return path
+
+    monkeypatch.setattr(folder, "create", create)
+    assert main(["train", write_config(tmp_path)]) == 2
+    (line,) = lines_of(capsys)
+    assert "cannot be written" in line
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"wire_bytes": 0}', "[" * 100_000])
+def test_report_on_a_foreign_summary_is_one_line(tmp_path, capsys, text):
+    (tmp_path / "summary.json").write_text(text)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert main(["report", str(tmp_path)]) == 3
+    assert "summary.json" in lines_of(capsys)[0]
+
+
+def test_deep_toml_is_one_line(tmp_path, capsys):
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 5000)
+    assert main(["train", str(tmp_path / "deep.toml")]) == 2
+    (line,) = lines_of(capsys)
+    assert "not valid TOML" in line

@@ -82,6 +82,19 @@ def test_a_launcher_that_does_not_reach_mpi_is_refused_by_every_verb(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "due"),
+    [(["fly"], "unknown verb 'fly'"), (["train"], "train: which config?")],
+)
+def test_a_rank_that_fails_before_it_starts_mpi_ends_the_others(tmp_path, words, due):
+    path = write_config(tmp_path)
+    one = [sys.executable, "-m", "mpi4py", "-m", "hpcvfl"]
+    done = run([MPIEXEC, "-n", "3", *one, "train", path, ":", "-n", "1", *one, *words], 40)
+    assert done.returncode == 2
+    (line,) = said(done.stderr)
+    assert f"rank 3: {due}" in line
+
+
 @pytest.mark.parametrize("tower", ["CrashingTower", "ExplodingTower"])
 def test_an_exception_on_one_rank_ends_all_within_5_s(tmp_path, tower):
     path = write_config(tmp_path, party={"2": {"model": {"tower": f"support.modules:{tower}"}}})

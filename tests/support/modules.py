@@ -80,3 +80,61 @@ class InstanceNormTower(nn.Module):
 
     def forward(self, x):
         return self.out(self.norm(x.flatten(1).unsqueeze(1)).squeeze(1))
+
+
+class WideInTraining(ExplodingTower):
+    """Gives more columns in training than in the trial at its construction."""
+
+    def forward(self, x):
+        h = self.out(x.flatten(1))
+        return torch.cat([h] * 64, dim=1) if self.training else h
+
+
+class DoubleTower(ExplodingTower):
+    """Gives another dtype than the run's in training."""
+
+    def forward(self, x):
+        h = self.out(x.flatten(1))
+        return h.double() if self.training else h
+
+
+class DetachedTower(ExplodingTower):
+    """Gives an output without a graph."""
+
+    def forward(self, x):
+        return self.out(x.flatten(1)).detach()
+
+
+class FrozenTower(ExplodingTower):
+    """Nothing in it is trained."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__(input_shape, embedding_dim)
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        return self.out(x.flatten(1))
+
+
+class TiedTower(nn.Module):
+    """Two layers share their weight."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__()
+        width = int(torch.Size(input_shape).numel())
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.second.weight = self.first.weight
+        self.out = nn.Linear(width, embedding_dim)
+
+    def forward(self, x):
+        return self.out(self.second(self.first(x.flatten(1))))
+
+
+class QuittingTower(ExplodingTower):
+    """Calls sys.exit(0) in the middle of training."""
+
+    def forward(self, x):
+        self.calls += 1
+        if self.training and self.calls > 3:
+            raise SystemExit(0)
+        return self.out(x.flatten(1))
