@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status (0, or the `exit_code` of the error's class)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = arguments[0] if arguments else "--help"
+    if os.getcwd() not in sys.path:  # as `python -m` has it: a user's module beside the run
+        sys.path.append(os.getcwd())
     asked = {"-h", "--help"} & set(arguments) and verb != "train"
     if verb in ("-h", "--help", "--version") or asked:
         return _say_about(verb)
@@ -122,7 +124,7 @@ def report(arguments: list[str]) -> int:
     if not arguments:
         raise ConfigError("report: name at least one run folder")
     paths = [Path(a) for a in arguments]
-    summaries = [folder.read_summary(path) for path in paths]
+    summaries, paths = _finished(paths, folder.read_summary)
     try:
         print(closing_table(summaries[0]) if len(paths) == 1 else comparison(summaries))
     except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -130,6 +132,23 @@ def report(arguments: list[str]) -> int:
     out = out or (paths[0] if len(paths) == 1 else Path("."))
     _draw(paths, out)
     return 0
+
+
+def _finished(
+    paths: list[Path], read: Callable[[Path], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[Path]]:
+    """(summaries, folders) of the finished runs; of several, the others are named and left out."""
+    found = []
+    for path in paths:
+        try:
+            found.append((read(path), path))
+        except DataError as error:
+            if len(paths) == 1:
+                raise
+            print(f"hpcvfl: left out: {error}", file=sys.stderr)
+    if not found:
+        raise DataError(f"report: none of the {len(paths)} folders holds a finished run")
+    return [summary for summary, _ in found], [path for _, path in found]
 
 
 def doctor(arguments: list[str]) -> int:

@@ -201,6 +201,11 @@ class Config(Section):
                         f"party.0.{path}: block 0 is the server, which has no tower and sends the"
                         " head; set head_codec or model.head"
                     )
+                if scope_of(path) is None:
+                    raise ValueError(
+                        f"party.{block}.{path}: unknown field; local fields:"
+                        f" {', '.join(sorted(p for p, s in all_fields() if s == 'local'))}"
+                    )
                 if scope_of(path) != "local":
                     raise ValueError(
                         f"party.{block}.{path}: only local fields may differ between parties"

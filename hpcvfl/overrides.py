@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpcvfl.config import Config, build, describe, merge, nest
+from hpcvfl.config import Config, all_fields, build, describe, merge, nest
 from hpcvfl.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def parse_overrides(config: Config, arguments: Sequence[str]) -> Config:
@@ -52,9 +59,22 @@ def one_line(box: str) -> str:
     # value.
     text = re.sub(r"1 validation error for \w+ (\w+)", r"\1:", text)
     text = re.sub(r" \[type=\w+, input_value=(.*?), input_type=.*$", r" (it is \1)", text)
+    names = [f"--{path.replace('_', '-')}" for path, _ in all_fields()]
+    unknown = text.partition("Unrecognized options: ")[2].split(",")[0]
+    near = difflib.get_close_matches(unknown, names, n=2)
+    hint = f" (near: {', '.join(near)})" if near else ""
     return (
-        f"command line: {text or 'cannot be read'}; `hpcvfl train digits --help` lists the fields"
+        f"command line: {text or 'cannot be read'}{hint};"
+        " `hpcvfl train digits --help` lists the fields"
     )
+
+
+def as_toml(text: str) -> Any:
+    """A number, truth value or list as TOML spells it; anything else as it stands."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int, dict[str, Any]]]:
@@ -74,6 +94,6 @@ def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int,
                 " e.g. --party 2.codec scalar:bits=2"
             )
         many = field == "optimizer.milestones"  # the one field that is a list: 3,5
-        new = nest({field: value.split(",") if many else value})
+        new = nest({field: as_toml(f"[{value}]" if many else value)})
         party[int(block)] = merge(party.get(int(block), {}), new)
     return rest, party

@@ -72,6 +72,6 @@ def _arrays(who: str, path: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray
         raise
     except Exception as error:  # a hostile header makes numpy raise nearly anything
         raise DataError(
-            f"{who}: cannot read {path}: {error}; it must be a file written by np.savez,"
-            f" without object arrays"
+            f"{who}: cannot read {path.absolute()}: {getattr(error, 'strerror', None) or error};"
+            " due is a file written by np.savez, without object arrays"
         ) from None

@@ -192,7 +192,7 @@ def _check_rows(who: str, part: str, x: np.ndarray | None, y: np.ndarray, ids: n
 
 def _check_labels(what: str, y: np.ndarray, num_classes: int) -> None:
     if y.dtype.kind not in "iu":
-        raise DataError(f"{what} has type {y.dtype}; labels must be integers 0..{num_classes - 1}")
+        raise DataError(f"{what} has type {y.dtype}; labels must be integers from 0")
     bad = np.flatnonzero((y < 0) | (y >= num_classes))
     if len(bad):
         raise DataError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcvfl import errors
-from hpcvfl.errors import ConfigError, HpcvflError, WireError
+from hpcvfl.errors import ConfigError, DataError, HpcvflError, WireError
 from hpcvfl.transport.base import Slots, Transport
 
 MAX_TEXT_NBYTES = 1 << 24
@@ -94,7 +94,8 @@ def shared_error(name: str, text: str) -> HpcvflError:
 
 
 def require_equal(values: list[dict[str, Any]]) -> None:
-    """Raise the same ConfigError on every rank if a field differs between ranks.
+    """Raise the same error on every rank if a field differs between ranks: DataError for what the
+    data say, ConfigError for the rest.
 
     values : one dict a rank, {field: value}; a field that a rank lacks counts as None. The text
              names the first rank that is out of step, the field, both values.
@@ -107,8 +108,9 @@ def require_equal(values: list[dict[str, Any]]) -> None:
         for rank, value in present:
             if json.dumps(value) != common:
                 whose = next(r for r, v in present if json.dumps(v) == common)
-                error = ConfigError(
-                    f"start-up: rank {rank}: {field} is {value}, rank {whose} has"
+                kind = DataError if field in _ADVICE and field != "wire version" else ConfigError
+                error = kind(
+                    f"start-up: rank {rank}: {field}: {value}, rank {whose} has"
                     f" {json.loads(common)};"
                     f" {_ADVICE.get(field, 'start all ranks with one config')}"
                 )
@@ -118,8 +120,9 @@ def require_equal(values: list[dict[str, Any]]) -> None:
 
 _ADVICE = {
     "wire version": "install one version of hpcvfl everywhere",
-    "sample ids": "every party must hold the same samples in the same order",
-    "labels": "the label policy is shared: every rank must hold the same labels",
+    "digest of the sample ids": "every party must hold the same samples in the same order",
+    "digest of the labels": "the label policy is shared: every rank must hold the same labels",
     "number of training rows": "every party must hold the same samples",
+    "number of classes": "every party must hold the same labels",
     "number of test rows": "every party must hold the same samples",
 }

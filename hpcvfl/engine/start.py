@@ -130,8 +130,8 @@ def handshake_record(config: Config, shard: Shard) -> dict[str, Any]:
     record["number of training rows"] = shard.num_rows
     record["number of test rows"] = len(shard.test_y)
     record["number of classes"] = shard.num_classes
-    record["sample ids"] = shard.ids_digest
-    record["labels"] = labels_digest(shard)
+    record["digest of the sample ids"] = shard.ids_digest
+    record["digest of the labels"] = labels_digest(shard)
     return record
 
 

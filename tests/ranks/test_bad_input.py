@@ -84,7 +84,7 @@ def test_the_unspoiled_shards_train(tmp_path, capsys):
         ),
         (spoil(1, "train_y", with_value(7, -1)), ["rank 1", "train_y row 7 is -1"], 3),
         (spoil(2, "train_x", lambda x: x[:0]), ["rank 2", "empty shard"], 3),
-        (spoil(1, "train_ids", lambda x: x[::-1]), ["rank 1", "sample ids", "same order"], 2),
+        (spoil(1, "train_ids", lambda x: x[::-1]), ["rank 1", "sample ids", "same order"], 3),
     ],
     ids=["odd rows", "nan", "label", "empty", "ids"],
 )
@@ -102,9 +102,9 @@ def test_fewer_rows_at_one_party_than_at_the_others(tmp_path, capsys):
             for name in ("train_x", "train_y", "train_ids"):
                 arrays[name] = arrays[name][:30]
 
-    assert main(["train", write_shards(tmp_path, change)]) == 2
+    assert main(["train", write_shards(tmp_path, change)]) == 3
     (line,) = lines_of(capsys)
-    assert "rank 2: number of training rows is 30, rank 0 has 40" in line
+    assert "rank 2: number of training rows: 30, rank 0 has 40" in line
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_one_row_left_over_is_refused_where_batches_are_normalised(tmp_path, cap
 
 
 def test_labels_that_differ_between_parties_are_refused(tmp_path, capsys):
-    assert main(["train", write_shards(tmp_path, spoil(2, "train_y", lambda y: y[::-1]))]) == 2
+    assert main(["train", write_shards(tmp_path, spoil(2, "train_y", lambda y: y[::-1]))]) == 3
     (line,) = lines_of(capsys)
-    assert "rank 2: labels is" in line
+    assert "rank 2: digest of the labels" in line
 
 
 def test_a_value_beyond_float32_is_named_by_place(tmp_path, capsys):
@@ -278,3 +278,16 @@ def test_deep_toml_is_one_line(tmp_path, capsys):
     assert main(["train", str(tmp_path / "deep.toml")]) == 2
     (line,) = lines_of(capsys)
     assert "not valid TOML" in line
+
+
+def test_report_of_several_runs_leaves_out_the_unfinished(tmp_path, capsys):
+    assert main(["train", write_config(tmp_path)]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    (tmp_path / "runs" / "dead").mkdir()
+    words = [str(tmp_path / "runs" / "dead"), str(run), "--out", str(tmp_path / "out")]
+    assert main(["report", *words]) == 0
+    said = capsys.readouterr()
+    assert "test accuracy" in said.out
+    assert "dead: no summary.json" in said.err
+    assert len(list((tmp_path / "out").glob("*.png"))) == 3
+    assert main(["report", words[0], words[0]]) == 3

@@ -51,7 +51,7 @@ def test_different_configs_on_two_ranks_are_named_by_field(tmp_path):
     done = run(command)
     assert done.returncode == 2
     (line,) = said(done.stderr)
-    assert "rank 3: seed is 7, rank 0 has 0" in line
+    assert "rank 3: seed: 7, rank 0 has 0" in line
 
 
 def test_a_different_number_of_parties_on_one_rank_is_said_at_once(tmp_path):

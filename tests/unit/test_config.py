@@ -52,6 +52,7 @@ def test_party_table_overrides_local_fields_of_one_block():
         ({"transport": {"timeout_s": -1}}, "transport.timeout_s = -1"),
         ({"optimizer": {"momentum": 1.0}}, "optimizer.momentum = 1.0"),
         ({"party": {"9": {"codec": "none"}}}, r"party.9: blocks are 0 \(server\) to 4"),
+        ({"party": {"1": {"lr": 1}}}, "party.1.lr: unknown field; local fields: codec, data.root"),
         ({"party": {"1": {"seed": 1}}}, "party.1.seed: only local fields may differ"),
         ({"party": {"0": {"codec": "none"}}}, "party.0.codec: block 0 is the server"),
         ({"party": {"2": {"model": 1, "model.tower": "cnn"}}}, "model is given as a value and as"),
@@ -103,6 +104,7 @@ def test_party_overrides_on_the_command_line():
     ]
     config = load_config(words)
     assert config.for_block(2).codec == "none"
+    assert config.party[2]["optimizer"]["lr"] == 0.5
     assert config.for_block(2).optimizer.lr == 0.5
     assert config.for_block(1).codec != "none"
     assert config.seed == 3
@@ -113,6 +115,7 @@ def test_party_overrides_on_the_command_line():
 @pytest.mark.parametrize(
     ("words", "match"),
     [
+        (["digits", "--algorithm.local-step", "1"], r"\(near: --algorithm.local-steps"),
         (["digits", "--foo", "1"], "Unrecognized options: --foo"),
         (["digits", "--data.batch-size", "0"], "batch_size: .*greater than or equal to 1"),
         (["digits", "--data.batch-size", "x"], "--data.batch-size: invalid literal"),
