@@ -2,7 +2,7 @@
 
 More ranks than cores is normal on laptops and CI. Tried on two cores with five ranks (bench/LOG.md,
 "transport"): spinning takes the computing rank's core; sleeping from the start makes a small
-exchange slow; so yield first, then sleep a small share of the time waited so far.
+exchange slow; so yield for as long as a round's work, then sleep a small share of the time waited.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Pace:
 
     yield_s    : give the core to others, without sleeping, for so long
     share      : then sleep this share of the time waited so far: it bounds how late a rank wakes
-    shortest_s : at least so long; less costs more in system calls than it brings
+    shortest_s : at least so long
     longest_s  : at most so long
     """
 
-    yield_s: float = 0.5e-3
-    share: float = 0.03
-    shortest_s: float = 50e-6
+    yield_s: float = 12e-3
+    share: float = 0.01
+    shortest_s: float = 1e-6
     longest_s: float = 5e-3
 
 
