@@ -45,4 +45,4 @@ for script in bench/*.py; do
 done
 
 step "serial tests, with the blocks of the README"
-timeout -k 10 600 python -m pytest -q
+timeout -k 10 900 python -m pytest -q
