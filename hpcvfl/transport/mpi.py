@@ -10,6 +10,7 @@ import atexit
 import os
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,6 +29,7 @@ PIECE_NBYTES = 2**30  # of a transfer that is too long for an older MPI
 PIECE_TAG = 0
 MAX_TAGS = 32767  # MPI promises at least so many
 LEAVE_S = 5.0  # ranks that have agreed to end come within milliseconds
+SPEAK_S = 0.3  # between the last words and the abort: mpiexec drops what it has not yet read
 
 
 class MpiTransport(Transport):
@@ -336,6 +338,7 @@ def abort_all(code: int) -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(SPEAK_S)
     MPI.COMM_WORLD.Abort(code)
 
 
