@@ -23,10 +23,13 @@ PARSED = [text for mark, text in BLOCKS if "needs=cluster" in mark or "needs=gpu
 
 @pytest.fixture
 def repository():
-    """The root of the repository, without the run folders that a test leaves there."""
-    runs = ROOT / "runs"
+    """The root of the repository, without what the README's commands leave there."""
+    runs, compare = ROOT / "runs", ROOT / "compare"
     before = set(runs.glob("*")) if runs.exists() else set()
+    kept = compare.exists()
     yield ROOT
+    if compare.exists() and not kept:
+        shutil.rmtree(compare)
     for made in set(runs.glob("*")) - before:
         shutil.rmtree(made)
     if runs.exists() and not any(runs.iterdir()):
