@@ -32,6 +32,12 @@ class Codec(ABC):
     examples: ClassVar[Sequence[str]]
     """Spec strings that between them use every option; the contract tests run over them."""
 
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Codec:
+        """The codec of a spec string's options; this one takes none. ConfigError for any other."""
+        known_options(cls.name, options, ())
+        return cls()
+
     @property
     @abstractmethod
     def spec(self) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
 
-from hpcvfl.codecs.base import Array, Bytes, Codec, known_options, require_finite
+from hpcvfl.codecs.base import Array, Bytes, Codec, require_finite
 from hpcvfl.errors import NonFiniteError, WireError
 
 
@@ -18,12 +17,6 @@ class NoneCodec(Codec):
     name = "none"
     examples = ("none",)
     spec = "none"
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> NoneCodec:
-        """Takes no option."""
-        known_options(cls.name, options, ())
-        return cls()
 
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Elements times their size."""
@@ -78,12 +71,6 @@ class Float16Codec(_HalfCodec):
     examples = ("float16",)
     torch_dtype = torch.float16
 
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Float16Codec:
-        """Takes no option."""
-        known_options(cls.name, options, ())
-        return cls()
-
 
 class BFloat16Codec(_HalfCodec):
     """bfloat16: 8 significant bits, the range of float32."""
@@ -91,9 +78,3 @@ class BFloat16Codec(_HalfCodec):
     name = "bfloat16"
     examples = ("bfloat16",)
     torch_dtype = torch.bfloat16
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> BFloat16Codec:
-        """Takes no option."""
-        known_options(cls.name, options, ())
-        return cls()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -80,30 +80,24 @@ def read_config(path: Path) -> Config:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All lines of metrics.jsonl, one dict an evaluation; DataError if the folder has none."""
-    try:
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        parsed = [json.loads(line) for line in lines]
-        if not all(isinstance(line, dict) for line in parsed):
-            raise ValueError("no table")
-        return parsed
-    except OSError as error:
-        raise DataError(
-            f"{path}: no metrics.jsonl ({error.strerror}); is this a run folder?"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}/metrics.jsonl: broken line: {error}") from None
+    return _read_tables(path, "metrics.jsonl", "is this a run folder?", str.splitlines)
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """summary.json of a finished run; DataError if there is none."""
+    return _read_tables(path, "summary.json", "did the run finish?", lambda text: [text])[0]
+
+
+def _read_tables(
+    path: Path, name: str, question: str, split: Callable[[str], list[str]]
+) -> list[dict[str, Any]]:
+    """The JSON objects in a file of a run folder; DataError if it is missing or broken."""
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        if not isinstance(summary, dict):
+        tables = [json.loads(text) for text in split((path / name).read_text(encoding="utf-8"))]
+        if not all(isinstance(table, dict) for table in tables):
             raise ValueError("no table")
-        return summary
+        return tables
     except OSError as error:
-        raise DataError(
-            f"{path}: no summary.json ({error.strerror}); did the run finish?"
-        ) from None
+        raise DataError(f"{path}: no {name} ({error.strerror}); {question}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}/summary.json: broken: {error}") from None
+        raise DataError(f"{path}/{name}: broken: {error}") from None
