@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -23,18 +23,25 @@ Bytes = npt.NDArray[np.uint8]
 class Codec(ABC):
     """A stateless recipe: tensor -> payload -> tensor.
 
-    The same (tensor, key) gives the same payload on every rank, and the same (payload, key) the
-    same tensor, bit for bit. A codec never changes its input.
+    The same (tensor, key, score) gives the same payload on every rank, and the same (payload, key)
+    the same tensor, bit for bit. A codec never changes its input. What a sender and its receivers
+    remember from message to message (the memory of `ef`, the rate of `auto`) is in stream.py.
     """
 
     name: ClassVar[str]
     """First word of the spec string."""
     examples: ClassVar[Sequence[str]]
     """Spec strings that between them use every option; the contract tests run over them."""
+    wants_score: bool = False
+    """Whether `encode_scored` uses the importance of columns, so that somebody must compute it."""
 
     @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Codec:
-        """The codec of a spec string's options; this one takes none. ConfigError for any other."""
+    def from_options(cls, options: Mapping[str, str], parse: Callable[[str], Codec]) -> Codec:
+        """The codec of a spec string's options; this one takes none.
+
+        parse : makes the codec of an option that is itself a spec string
+        Raises ConfigError for an option or value that the codec does not have.
+        """
         known_options(cls.name, options, ())
         return cls()
 
@@ -60,6 +67,13 @@ class Codec(ABC):
         out_B : uint8, nbytes(x.shape, x.itemsize) long; overwritten
         Raises NonFiniteError for NaN, Inf, or values beyond what the codec can carry.
         """
+
+    def encode_scored(self, x: Array, key: int, out_B: Bytes, score_C: Array | None) -> None:
+        """`encode`, told how much each column matters to the sender.
+
+        score_C : float, shape (x.shape[-1],), not negative; None where nobody knows
+        """
+        self.encode(x, key, out_B)
 
     @abstractmethod
     def decode(self, payload_B: Bytes, key: int, out: Array) -> None:
@@ -120,17 +134,49 @@ def check_status(status: int) -> None:
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """ "scalar:bits=2,scope=column" -> ("scalar", {"bits": "2", "scope": "column"})."""
-    name, _, rest = spec.partition(":")
+    """Name and options of a spec string.
+
+    "scalar:bits=2,scope=column"      -> ("scalar", {"bits": "2", "scope": "column"})
+    "topk:k=2,values=(scalar:bits=1,range=gauss)" -> ("topk", {.., "values": "scalar:bits=1,.."})
+    "ef(scalar:bits=1)"               -> ("ef", {"codec": "scalar:bits=1"})
+    """
+    name, at, rest = spec, len(spec), ""
+    for sign in ":(":
+        if (found := spec.find(sign)) != -1 and found < at:
+            name, at = spec[:found], found
+            rest = spec[found + 1 :] if sign == ":" else f"codec={spec[found:]}"
     options: dict[str, str] = {}
-    for part in filter(None, rest.split(",")):
+    for part in filter(None, _split_outside(spec, rest)):
         option, equals, value = part.partition("=")
+        if value.startswith("(") and value.endswith(")"):
+            value = value[1:-1]
         if not equals or not value:
             raise ConfigError(f"codec {spec!r}: {part!r} is not of the form option=value")
         if option in options:
             raise ConfigError(f"codec {spec!r}: option {option!r} is given twice")
         options[option] = value
     return name, options
+
+
+def nested(codec: Codec) -> str:
+    """The spec of `codec` as the value of an option: in brackets where it has a comma."""
+    return f"({codec.spec})" if "," in codec.spec else codec.spec
+
+
+def _split_outside(spec: str, rest: str) -> list[str]:
+    """`rest` cut at the commas that stand in no bracket; ConfigError if brackets do not match."""
+    parts, depth = [""], 0
+    for sign in rest:
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0:
+            break
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    if depth:
+        raise ConfigError(f"codec {spec!r}: brackets do not match")
+    return parts
 
 
 def known_options(name: str, options: Mapping[str, str], known: Sequence[str]) -> None:

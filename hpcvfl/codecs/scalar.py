@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class ScalarCodec(Codec):
     )
 
     @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> ScalarCodec:
+    def from_options(cls, options: Mapping[str, str], parse: Callable[[str], Codec]) -> ScalarCodec:
         """From the options of a spec string; ConfigError names option, value and choices."""
         known_options(cls.name, options, ("bits", "range", "scope", "dither"))
         if "bits" not in options:

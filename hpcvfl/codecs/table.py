@@ -20,7 +20,7 @@ def parse(spec: str) -> Codec:
     name, options = split_spec(spec)
     if name not in CODECS:
         raise ConfigError(f"codec {spec!r}: unknown codec {name!r}; codecs: {', '.join(CODECS)}")
-    return CODECS[name].from_options(options)
+    return CODECS[name].from_options(options, parse)
 
 
 def _check_table() -> None:

@@ -4,9 +4,10 @@ import contextlib
 
 import numpy as np
 import pytest
+from support.bounds import bound
 
 from hpcvfl.codecs import table
-from hpcvfl.codecs.base import Message
+from hpcvfl.codecs.base import Message, split_spec
 from hpcvfl.codecs.scalar import GAUSS_STEP, ScalarCodec
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 
@@ -32,34 +33,6 @@ def decoded(codec, payload_B, x, key=KEY):
     out = np.full_like(x, np.nan)
     codec.decode(payload_B, key, out)
     return out
-
-
-def bound(codec, x):
-    """Largest error of one value, written without the codec's code: half a step, a whole one if
-    dithered.
-    """
-    if codec.name == "none":
-        return 0.0
-    if codec.name == "float16":
-        return np.abs(x).max(initial=0) * 2.0**-11 + 2.0**-25
-    if codec.name == "bfloat16":
-        return np.abs(x).max(initial=0) * 2.0**-8
-    assert isinstance(codec, ScalarCodec)
-    levels = 2**codec.bits - 1
-    if codec.fixed:
-        lo, hi = codec.fixed
-        outside = np.maximum(np.maximum(lo - x, x - hi), 0).max(initial=0)
-        return outside + (hi - lo) / levels * (1 if codec.dither else 0.5) + 1e-5
-    spread = x.max(initial=0) - x.min(initial=0)
-    if codec.kind == "gauss":
-        if not x.size:
-            return 0.0
-        grouped = x.reshape(-1, x.shape[-1] if codec.scope == "column" and x.ndim > 1 else 1)
-        step = GAUSS_STEP[codec.bits] * grouped.std(axis=0)
-        reach = levels / 2 * step
-        outside = np.maximum(np.abs(grouped - grouped.mean(axis=0)) - reach, 0)
-        return float((outside + step * (1 if codec.dither else 0.5)).max()) * 1.001 + 1e-5
-    return spread / levels * (1 if codec.dither else 0.5) * 1.001 + 1e-5
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -236,8 +209,28 @@ def test_a_range_beyond_float32_is_refused():
         ("none:bits=2", "options: none"),
         ("float32", "codecs: none, float16, bfloat16, scalar"),
         ("", "codecs: none"),
+        ("scalar:bits=(2", "brackets do not match"),
+        ("scalar:bits=2)", "brackets do not match"),
+        ("scalar(bits=2)", "unknown option 'codec'"),
     ],
 )
 def test_a_bad_spec_names_option_and_choices(spec, words):
     with pytest.raises(ConfigError, match=words):
         table.parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "options"),
+    [
+        ("a", "a", {}),
+        ("a:b=1,c=2:3", "a", {"b": "1", "c": "2:3"}),
+        ("a(b)", "a", {"codec": "b"}),
+        ("a(b:c=1,d=2)", "a", {"codec": "b:c=1,d=2"}),
+        ("a(b(c:d=1))", "a", {"codec": "b(c:d=1)"}),
+        ("a:b=(c:d=1,e=2),f=3", "a", {"b": "c:d=1,e=2", "f": "3"}),
+        ("a:b=c:d=1,f=3", "a", {"b": "c:d=1", "f": "3"}),
+        ("a:b=c(d:e=1,f=2)", "a", {"b": "c(d:e=1,f=2)"}),
+    ],
+)
+def test_a_spec_may_hold_another_one(spec, name, options):
+    assert split_spec(spec) == (name, options)

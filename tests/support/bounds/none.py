@@ -1,0 +1,5 @@
+"""Exact."""
+
+
+def bound(codec, x):
+    return 0.0
