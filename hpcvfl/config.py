@@ -142,6 +142,10 @@ class RunConfig(Section):
 
     folder: Annotated[str, Field(json_schema_extra=HOW)] = "runs"
     """Parent of the run folder NAME-DATE."""
+    memory_folder: Annotated[str | None, Field(json_schema_extra=HOW)] = None
+    """Keep the memories of error feedback in files of this folder (gone at the end) instead of in
+    memory.
+    """
     progress: Annotated[bool, Field(json_schema_extra=HOW)] = True
     """Progress bar on rank 0."""
     plots: Annotated[bool, Field(json_schema_extra=HOW)] = True

@@ -32,6 +32,12 @@ class Codec(ABC):
     """First word of the spec string."""
     examples: ClassVar[Sequence[str]]
     """Spec strings that between them use every option; the contract tests run over them."""
+    exact: bool = False
+    """Whether decode gives back the very input, so that nobody need measure the error."""
+    stateful: bool = False
+    """Whether a stream (stream.py) adds something that lasts, so that no codec may wrap this one
+    for values of its own.
+    """
     wants_score: bool = False
     """Whether `encode_scored` uses the importance of columns, so that somebody must compute it."""
 
@@ -105,12 +111,19 @@ class Message:
         self._cuts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
         self.nbytes: int = self._cuts[-1]
 
-    def encode(self, tensors: Sequence[Array], key: int, payload_B: Bytes) -> None:
-        """Encode `tensors` (shapes as given to the constructor); see Codec.encode."""
+    def encode(
+        self,
+        tensors: Sequence[Array],
+        key: int,
+        payload_B: Bytes,
+        score_C: Array | None = None,
+    ) -> None:
+        """Encode `tensors` (shapes as given to the constructor); see Codec.encode_scored."""
         # A payload is written without bounds checks, so this must hold whatever the caller did.
         assert [x.shape for x in tensors] == self.shapes, (self.shapes, [x.shape for x in tensors])
         for i, x in enumerate(tensors):
-            self.codec.encode(x, seeds.subkey(key, i), payload_B[self._cuts[i] : self._cuts[i + 1]])
+            part_B = payload_B[self._cuts[i] : self._cuts[i + 1]]
+            self.codec.encode_scored(x, seeds.subkey(key, i), part_B, score_C)
 
     def decode(self, payload_B: Bytes, key: int, out: Sequence[Array]) -> None:
         """Decode into `out`; see Codec.decode."""
@@ -158,9 +171,9 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
-def nested(codec: Codec) -> str:
-    """The spec of `codec` as the value of an option: in brackets where it has a comma."""
-    return f"({codec.spec})" if "," in codec.spec else codec.spec
+def nested(spec: str) -> str:
+    """A spec as the value of an option of another one: in brackets where it has a comma."""
+    return f"({spec})" if "," in spec else spec
 
 
 def _split_outside(spec: str, rest: str) -> list[str]:

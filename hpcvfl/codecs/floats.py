@@ -17,6 +17,7 @@ class NoneCodec(Codec):
     name = "none"
     examples = ("none",)
     spec = "none"
+    exact = True
 
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Elements times their size."""

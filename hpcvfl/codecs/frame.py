@@ -6,9 +6,12 @@ offset size field
  5      1   kind (KINDS)
  6      1   codec: index in the table agreed at the handshake
  7      1   flags: bit 0 = payload_crc is set
- 8      4   sender: rank
+ 8      2   sender: rank
+10      1   level: which rate of an `auto` codec this message has; 0 for any other
+11      1   next_level: the same for the sender's next message
 12      4   tau: local steps the sender took in the previous round
-16      8   round
+16      4   round
+20      4   squared_error: of this message, summed over its values (float32); its E_m
 24      8   count: elements in the message
 32      8   payload_nbytes
 40      8   w_bar: largest weight of the sender's local optimizer in the previous round (float64);
@@ -30,14 +33,17 @@ import numpy as np
 from hpcvfl.codecs.base import Bytes
 from hpcvfl.errors import WireError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAGIC = b"HVFL"
+MAX_ROUNDS = 1 << 32
+"""Rounds a run may have: what the header can count."""
 KINDS = ("head", "embed", "grad", "eval")
 HEADER_NBYTES = 64
 
-_HEADER = struct.Struct("<4sBBBBIIQQQdfIII")
+_HEADER = struct.Struct("<4sBBBBHBBIIfQQdfIII")
 _CRC = struct.Struct("<I")
 _HAS_PAYLOAD_CRC = 1
+_FLOAT32_MAX = 3.4e38
 assert _HEADER.size == HEADER_NBYTES
 
 
@@ -54,6 +60,9 @@ class Header(NamedTuple):
     w_bar: float = 0.0
     seconds: float = 0.0
     batch_hash: int = 0
+    level: int = 0
+    next_level: int = 0
+    squared_error: float = 0.0
 
 
 def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False) -> None:
@@ -70,8 +79,11 @@ def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False)
         header.codec,
         _HAS_PAYLOAD_CRC if checksum_payload else 0,
         header.sender,
+        header.level,
+        header.next_level,
         header.tau,
         header.round_index,
+        min(header.squared_error, _FLOAT32_MAX),
         header.num_values,
         header.payload_nbytes,
         header.w_bar,
@@ -86,7 +98,7 @@ def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False)
 def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> Header:
     """The header of `frame_B`, checked against what was due; every length before it is used.
 
-    due : kind, codec, sender, round, count, payload_nbytes and batch_hash that must be there
+    due : kind, codec, sender, round, count, payload_nbytes, batch_hash, level that must be there
     Raises WireError that says who, round, what came and what was due.
     """
 
@@ -98,8 +110,9 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
             f"{where()} has {frame_B.size} bytes, a header needs {HEADER_NBYTES}; cut short"
         )
     fields = _HEADER.unpack_from(frame_B.data, 0)
-    magic, version, kind, codec, flags, sender, tau, round_index = fields[:8]
-    count, payload_nbytes, w_bar, seconds, batch_hash, payload_crc, header_crc = fields[8:]
+    magic, version, kind, codec, flags, sender, level, next_level, tau, round_index = fields[:10]
+    squared_error, count, payload_nbytes, w_bar, seconds, batch_hash = fields[10:16]
+    payload_crc, header_crc = fields[16:]
     if magic != MAGIC:
         raise WireError(
             f"{where()} starts with {magic!r}, due {MAGIC!r}; not a frame, or none arrived"
@@ -113,8 +126,8 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
             f"{where()} has wire version {version}, here {WIRE_VERSION}; install one version"
         )
     kind_name = KINDS[kind] if kind < len(KINDS) else f"kind {kind}"
-    came = (kind_name, codec, sender, round_index, count, payload_nbytes, batch_hash)
-    want = (*due[:6], due.batch_hash)
+    came = (kind_name, codec, sender, round_index, count, payload_nbytes, batch_hash, level)
+    want = (*due[:6], due.batch_hash, due.level)
     if came != want:
         name, got, expected = next(
             x for x in zip(_CHECKED, came, want, strict=True) if x[1] != x[2]
@@ -130,10 +143,16 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
         raise WireError(f"{where()}: payload checksum {word}; wire.checksum differs")
     if checksum_payload and payload_crc != zlib.crc32(frame_B.data[HEADER_NBYTES:]):
         raise WireError(f"{where()}: payload checksum does not match; corrupted on its way")
-    return due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
+    return due._replace(
+        tau=tau,
+        w_bar=w_bar,
+        seconds=seconds,
+        next_level=next_level,
+        squared_error=squared_error,
+    )
 
 
-_CHECKED = ("kind", "codec", "sender", "round", "count", "payload_nbytes", "batch_hash")
+_CHECKED = ("kind", "codec", "sender", "round", "count", "payload_nbytes", "batch_hash", "level")
 _ADVICE = {
     "kind": "the ranks are at different phases",
     "codec": "codecs differ; start all ranks with one config",
@@ -142,6 +161,7 @@ _ADVICE = {
     "count": "batch sizes or shapes differ; start all ranks with one config",
     "payload_nbytes": "codecs differ; start all ranks with one config",
     "batch_hash": "the ranks drew different rows; seeds or sample ids differ",
+    "level": "the ranks disagree about the rate of auto; a header was missed",
 }
 
 

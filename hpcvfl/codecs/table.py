@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from hpcvfl.codecs.auto import AutoCodec
 from hpcvfl.codecs.base import Codec, split_spec
+from hpcvfl.codecs.feedback import FeedbackCodec, HalfFeedbackCodec
 from hpcvfl.codecs.floats import BFloat16Codec, Float16Codec, NoneCodec
 from hpcvfl.codecs.scalar import ScalarCodec
 from hpcvfl.errors import ConfigError
 
-CODECS = {c.name: c for c in (NoneCodec, Float16Codec, BFloat16Codec, ScalarCodec)}
+_CLASSES: tuple[type[Codec], ...] = (
+    NoneCodec,
+    Float16Codec,
+    BFloat16Codec,
+    ScalarCodec,
+    AutoCodec,
+    FeedbackCodec,
+    HalfFeedbackCodec,
+)
+
+CODECS = {c.name: c for c in _CLASSES}
 
 
 @lru_cache(maxsize=256)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hpcvfl import seeds
+from hpcvfl.codecs import table
 from hpcvfl.codecs.base import Array
 from hpcvfl.config import Config
 from hpcvfl.data import Shard
@@ -57,6 +58,10 @@ class Block(ABC):
     @abstractmethod
     def message(self) -> list[Array]:
         """The tensors of this round's message, as arrays that are valid until the next call."""
+
+    def score(self) -> Array | None:
+        """How much each column of the message matters; None where no codec asks or nobody knows."""
+        return None
 
     def targets(self, batch_size: int) -> list[list[Array] | None]:
         """Where the frame of each rank is decoded to, in rank order; None for the own frame."""
@@ -150,12 +155,22 @@ class Party(Block):
             if isinstance(layer, nn.modules.batchnorm._NormBase):
                 layer.track_running_stats = False
         self._own_NP: torch.Tensor | None = None
+        self._wants_score = table.parse(config.codec).wants_score
+        self._score_P: Array | None = None
 
     def message(self) -> list[Array]:
         """The embedding h_k of the batch; its graph is kept for local step 0."""
         self._x = self._train_x()[self._rows]
         self._own_NP = self._embed(self._x)
         return [self._own_NP.detach().contiguous().numpy()]
+
+    def score(self) -> Array | None:
+        """|Column sums of dL/dh| at the last local step of the previous round; None at first.
+
+        C-VFL's choice of columns for top-k (arXiv 2206.08330; its code takes the gradient of the
+        last layer's bias, which is the same sum).
+        """
+        return self._score_P
 
     def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
         embeddings = self._embeddings(batch_size)
@@ -166,9 +181,14 @@ class Party(Block):
         own_NP = self._own_NP if step == 0 else self._embed(self._x)
         self._own_NP = None
         assert own_NP is not None
+        if self._wants_score:
+            own_NP.register_hook(self._keep_score)
         batch = list(self._embeddings(len(self._labels_N)))
         batch[self.block - 1] = own_NP  # a block never sees its own compression error
         return F.cross_entropy(self.head_copy(torch.cat(batch, dim=1)), self._labels_N)
+
+    def _keep_score(self, gradient_NP: torch.Tensor) -> None:
+        self._score_P = gradient_NP.sum(dim=0).abs().numpy()
 
     def test_embedding(self) -> Array:
         """Embedding of all test rows in eval mode, shape (test rows, P)."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from hpcvfl import seeds
 from hpcvfl.codecs.base import Array, Bytes, Codec, Message
-from hpcvfl.codecs.frame import HEADER_NBYTES, Header, read_header, write_header
+from hpcvfl.codecs.frame import HEADER_NBYTES, Header, read_header, rows_hash, write_header
+from hpcvfl.codecs.stream import Stream
 from hpcvfl.errors import NonFiniteError, WireError
 from hpcvfl.transport.base import Slots, Transport
 
@@ -26,6 +27,7 @@ class Agreement:
     codecs_R     : the codec of each rank's frames, rank 0's for the head
     table        : distinct codec strings in sorted order; a header names a codec by its index
     head_shapes  : shapes of the head's parameters, in the module's order
+    num_rows     : training samples, which batches number from 0
     """
 
     codecs_R: Sequence[Codec]
@@ -33,12 +35,20 @@ class Agreement:
     embedding_dim: int
     dtype: np.dtype
     seed: int
+    num_rows: int
     checksum_payload: bool = False
 
     @property
     def table(self) -> list[str]:
         """Distinct codec strings, sorted."""
         return sorted({codec.spec for codec in self.codecs_R})
+
+    def stream(self, rank: int, memory_folder: str | None) -> Stream:
+        """The messages of `rank`: the head whole, or embeddings of the rows of a batch."""
+        if rank == 0:
+            return Stream(self.codecs_R[0], self.head_shapes, self.dtype, None, memory_folder)
+        shape = (self.embedding_dim,)
+        return Stream(self.codecs_R[rank], [shape], self.dtype, self.num_rows, memory_folder)
 
 
 class Exchange:
@@ -48,9 +58,19 @@ class Exchange:
     the owner would decode at home, bit for bit.
     """
 
-    def __init__(self, transport: Transport, agreement: Agreement, pattern: str) -> None:
-        """`pattern` is hub (gather, then broadcast) or allgather."""
+    def __init__(
+        self,
+        transport: Transport,
+        agreement: Agreement,
+        pattern: str,
+        memory_folder: str | None = None,
+    ) -> None:
+        """`pattern` is hub (gather, then broadcast) or allgather.
+
+        memory_folder : for the memories of error feedback; None keeps them in memory
+        """
         self.transport, self.agreement, self.pattern = transport, agreement, pattern
+        self.streams_R = [agreement.stream(r, memory_folder) for r in range(transport.size)]
         self._codec_index_R = [agreement.table.index(c.spec) for c in agreement.codecs_R]
         self._layouts: dict[int, tuple[list[Message], Slots]] = {}
         self.headers_R: list[Header | None] = [None] * transport.size
@@ -58,24 +78,36 @@ class Exchange:
     def encode(
         self,
         round_index: int,
-        rows_hash: int,
-        batch_size: int,
+        rows_N: Array,
         message: Sequence[Array],
+        score_C: Array | None = None,
         tau: int = 0,
         w_bar: float = 0.0,
         seconds: float = 0.0,
     ) -> None:
-        """Write the own frame; tau, w_bar and seconds tell the others about the previous round."""
+        """Write the own frame; tau, w_bar and seconds tell the others about the previous round.
+
+        rows_N  : int64, the samples of the batch
+        score_C : how much each column of the message matters, for codecs that want to know
+        """
         rank = self.transport.rank
-        layouts_R, slots = self.layout(batch_size)
+        stream = self.streams_R[rank]
+        layouts_R, slots = self.layout(len(rows_N))
         frame_B = slots[rank]
         key = self.dither_key(round_index, rank)
         try:
-            layouts_R[rank].encode(message, key, frame_B[HEADER_NBYTES:])
-        except NonFiniteError as error:
-            raise NonFiniteError(f"block {rank}, round {round_index}: {error}") from None
-        due = self._due(rank, round_index, rows_hash, layouts_R[rank])
-        header = due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
+            error, energy = stream.encode(message, key, frame_B[HEADER_NBYTES:], rows_N, score_C)
+        except NonFiniteError as refused:
+            raise NonFiniteError(f"block {rank}, round {round_index}: {refused}") from None
+        due = self._due(rank, round_index, rows_hash(rows_N), layouts_R[rank])
+        header = due._replace(
+            tau=tau,
+            w_bar=w_bar,
+            seconds=seconds,
+            squared_error=error,
+            next_level=stream.next_level(round_index, error, energy),
+        )
+        self.headers_R[rank] = header
         write_header(frame_B, header, self.agreement.checksum_payload)
 
     def swap(self, batch_size: int) -> None:
@@ -88,53 +120,56 @@ class Exchange:
             self.transport.broadcast(slots)
 
     def decode(
-        self,
-        round_index: int,
-        rows_hash: int,
-        batch_size: int,
-        targets: Sequence[list[Array] | None],
+        self, round_index: int, rows_N: Array, targets: Sequence[list[Array] | None]
     ) -> None:
-        """Check every other frame and decode it into `targets`; the own frame is left alone."""
-        layouts_R, slots = self.layout(batch_size)
+        """Check every other frame and decode it into `targets`; the own frame is left alone.
+
+        From here on, sizes are those of the next round, whose levels the headers announce.
+        """
+        layouts_R, slots = self.layout(len(rows_N))
+        hash_of_rows = rows_hash(rows_N)
         for rank, target in enumerate(targets):
             if target is None:
                 continue
-            due = self._due(rank, round_index, rows_hash, layouts_R[rank])
+            due = self._due(rank, round_index, hash_of_rows, layouts_R[rank])
             try:
                 header = read_header(slots[rank], due, self.agreement.checksum_payload)
             except WireError as error:
                 raise WireError(f"rank {self.transport.rank}, {error}") from None
+            key = self.dither_key(round_index, rank)
             try:
-                layouts_R[rank].decode(
-                    slots[rank][HEADER_NBYTES:], self.dither_key(round_index, rank), target
-                )
+                payload_B = slots[rank][HEADER_NBYTES:]
+                self.streams_R[rank].decode(payload_B, key, target, rows_N)
             except WireError as error:
                 raise WireError(
                     f"rank {self.transport.rank}, round {round_index}: {due.kind} from rank {rank}:"
                     f" {error}"
                 ) from None
             self.headers_R[rank] = header
+        self._follow(round_index)
+
+    def _follow(self, round_index: int) -> None:
+        """Take over the levels of the next round; the sizes of frames may change with them."""
+        for rank, (stream, header) in enumerate(zip(self.streams_R, self.headers_R, strict=True)):
+            if header is None or header.next_level == stream.level:
+                continue
+            if header.next_level >= len(stream.rates):
+                raise WireError(
+                    f"rank {self.transport.rank}, round {round_index}: next_level from rank {rank}"
+                    f" is {header.next_level}, {stream.codec.spec} has {len(stream.rates)} rates"
+                )
+            stream.level = header.next_level
+            self._layouts.clear()
 
     def compile_codecs(self, batch_size: int) -> None:
         """Encode and decode a message of zeros once, so that no round waits for a compiler."""
-        layouts_R, _ = self.layout(batch_size)
-        for rank, layout in enumerate(layouts_R):
-            payload_B = np.zeros(layout.nbytes, np.uint8)
-            zeros = [np.zeros(shape, self.agreement.dtype) for shape in layout.shapes]
-            if rank == self.transport.rank:
-                layout.encode(zeros, 0, payload_B)
-            else:
-                layout.decode(payload_B, 0, zeros)
+        for rank, stream in enumerate(self.streams_R):
+            stream.warm_up(batch_size, sender=rank == self.transport.rank)
 
     def layout(self, batch_size: int) -> tuple[list[Message], Slots]:
         """Payload layout of every rank and the buffer of all frames, for this batch size."""
         if batch_size not in self._layouts:
-            a = self.agreement
-            shapes_R = [a.head_shapes, *([(batch_size, a.embedding_dim)],) * (len(a.codecs_R) - 1)]
-            layouts_R = [
-                Message(codec, shapes, a.dtype)
-                for codec, shapes in zip(a.codecs_R, shapes_R, strict=True)
-            ]
+            layouts_R = [stream.message(batch_size) for stream in self.streams_R]
             slots = Slots(
                 [HEADER_NBYTES + m.nbytes for m in layouts_R],
                 ["head", *["embed"] * (len(layouts_R) - 1)],
@@ -151,9 +186,14 @@ class Exchange:
         """Key of a message: what its sender and every receiver derive alike."""
         return seeds.key64(self.agreement.seed, "dither", round_index, rank)
 
-    def _due(self, rank: int, round_index: int, rows_hash: int, layout: Message) -> Header:
-        kind = "embed" if rank else "head"
-        codec = self._codec_index_R[rank]
+    def _due(self, rank: int, round_index: int, hash_of_rows: int, layout: Message) -> Header:
         return Header(
-            kind, codec, rank, round_index, layout.count, layout.nbytes, batch_hash=rows_hash
+            "embed" if rank else "head",
+            self._codec_index_R[rank],
+            rank,
+            round_index,
+            layout.count,
+            layout.nbytes,
+            batch_hash=hash_of_rows,
+            level=self.streams_R[rank].level,
         )

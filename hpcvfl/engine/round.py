@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcvfl.clock import PhaseClock
-from hpcvfl.codecs.frame import rows_hash
 from hpcvfl.data import Batches
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
@@ -56,17 +55,14 @@ def run_round(
     message = block.message()
 
     clock.to("encode")
-    hash_of_rows = rows_hash(rows_N)
-    exchange.encode(
-        round_index, hash_of_rows, len(rows_N), message, tau=last.tau, seconds=last.seconds
-    )
+    exchange.encode(round_index, rows_N, message, block.score(), tau=last.tau, seconds=last.seconds)
 
     clock.to("wire")
     waited_s = transport.waited_s
     exchange.swap(len(rows_N))
 
     clock.to("decode", waited_s=transport.waited_s - waited_s)
-    exchange.decode(round_index, hash_of_rows, len(rows_N), block.targets(len(rows_N)))
+    exchange.decode(round_index, rows_N, block.targets(len(rows_N)))
 
     clock.to("local steps")
     tau, loss = 0, 0.0

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcvfl import __version__
 from hpcvfl.clock import WORKING_PHASES, PhaseClock
+from hpcvfl.codecs.frame import MAX_ROUNDS
 from hpcvfl.config import Config, digest
 from hpcvfl.data import Batches
 from hpcvfl.engine import folder
@@ -21,10 +22,12 @@ from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.checkpoint import load_block, save_block
 from hpcvfl.engine.evaluate import evaluate
 from hpcvfl.engine.exchange import Exchange
+from hpcvfl.engine.messages import MessageLog
 from hpcvfl.engine.observer import Observer, Silent
 from hpcvfl.engine.policies import FixedSteps, learning_rate
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
+from hpcvfl.errors import ConfigError
 from hpcvfl.ledger import Meter
 from hpcvfl.transport.base import Transport
 from hpcvfl.transport.delayed import Delayed
@@ -40,6 +43,7 @@ class Run:
     exchange: Exchange
     transport: Transport
     meter: Meter
+    messages: MessageLog
     clock: PhaseClock
     batches: Batches
     path: Path
@@ -79,6 +83,7 @@ def train(
     finally:
         with suppress(OSError):  # closed in `finish`; here an earlier error is on its way
             run.meter.close()
+            run.messages.close()
         shown.end()
 
 
@@ -97,21 +102,26 @@ def prepare(config: Config, transport: Transport, begun_s: float | None = None) 
 
     path = Path(together(transport, make_folder)[0])
 
-    def open_books() -> None:
+    def open_books() -> MessageLog:
         with folder.writing(path):
             path.mkdir(parents=True, exist_ok=True)  # a host may lack the shared folder
             meter.open(path / f"ledger.rank{transport.rank}.jsonl")
+            return MessageLog(transport.size, None if transport.rank else path / "messages.jsonl")
 
-    together(transport, open_books)
+    messages: list[MessageLog] = []
+    together(transport, lambda: messages.append(open_books()))
     clock.to("start")
     data = config.data
     batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
     total = config.algorithm.epochs * batches.rounds_per_epoch
     total = min(total, config.algorithm.rounds or total)
-    swap = Exchange(transport, agreement, config.transport.pattern)
+    if total >= MAX_ROUNDS:
+        raise ConfigError(f"algorithm: {total} rounds; a header counts fewer than {MAX_ROUNDS}")
+    pattern, memory_folder = config.transport.pattern, config.run.memory_folder
+    swap = Exchange(transport, agreement, pattern, memory_folder)
     swap.compile_codecs(min(data.batch_size, block.shard.num_rows))
     clock.to("other")
-    return Run(config, block, swap, transport, meter, clock, batches, path, total)
+    return Run(config, block, swap, transport, meter, messages[0], clock, batches, path, total)
 
 
 def one_round(run: Run, round_index: int, last: RoundResult) -> RoundResult:
@@ -120,14 +130,22 @@ def one_round(run: Run, round_index: int, last: RoundResult) -> RoundResult:
         run.block.config.optimizer, round_index, run.batches.rounds_per_epoch, run.total_rounds
     )
     policy = FixedSteps(run.config.algorithm.local_steps)
+    bits_R = bits_per_value(run.exchange, len(run.batches.rows(round_index)))
     run.meter.phase = "train"
     result = run_round(
         round_index, run.block, run.exchange, run.batches, policy, rate, last, run.clock
     )
     run.meter.end_round(round_index)
+    run.messages.note(round_index, run.exchange, bits_R)
     run.transport.timeout_s = run.config.transport.timeout_s
     run.rounds = round_index + 1
     return result
+
+
+def bits_per_value(exchange: Exchange, batch_size: int) -> list[float]:
+    """Payload bits a value of the next message of every rank."""
+    messages_R, _ = exchange.layout(batch_size)
+    return [8 * m.nbytes / max(m.count, 1) for m in messages_R]
 
 
 def evaluation_is_due(run: Run, round_index: int) -> bool:
@@ -148,7 +166,12 @@ def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
     training_s = run.clock.training_s()
     run.meter.phase = "eval"
     result = evaluate(run.block, run.transport, run.rounds)
-    report = {"result": result, "bytes": [wire_bytes, raw_bytes], "own": [train_loss, training_s]}
+    report: dict[str, Any] = {
+        "result": result,
+        "bytes": [wire_bytes, raw_bytes],
+        "own": [train_loss, training_s],
+    }
+    report["messages"] = run.messages.means()
     told = exchange(run.transport, report)
     loss, accuracy = told[0]["result"]
     train_loss, training_s = told[0]["own"]  # the server's, so that every rank has the same line
@@ -161,6 +184,7 @@ def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
         "wire_bytes": sum(t["bytes"][0] for t in told),
         "raw_bytes": sum(t["bytes"][1] for t in told),
         "seconds": training_s,
+        **told[0]["messages"],
     }
     run.lines.append(line)
     if run.transport.rank == 0:
@@ -187,6 +211,7 @@ def finish(run: Run) -> dict[str, Any]:
         with folder.writing(run.path):
             save_block(run.path, run.block)
             run.meter.close()
+            run.messages.close()
             run.clock.write_trace(run.path / f"trace.rank{rank}.json", rank)
 
     together(run.transport, save)  # whatever fails on one rank, the others have saved

@@ -70,6 +70,7 @@ def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
         embedding_dim=config.model.embedding_dim,
         dtype=np.dtype(config.dtype),
         seed=config.seed,
+        num_rows=blocks[0].shard.num_rows,
         checksum_payload=config.wire.checksum == "payload",
     )
     return blocks[0], agreement

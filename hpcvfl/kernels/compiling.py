@@ -99,6 +99,25 @@ def _prefetcher(fetch: Any) -> Any:
 overload(prefetch_read)(_prefetcher(_READ_LINE))
 overload(prefetch_write)(_prefetcher(_WRITE_LINE))
 
+
+def prefetch_row(array_RC: Any, row: Any) -> None:
+    """Ask for row `row` (uint64) of a matrix, to be read and written soon; only a hint."""
+
+
+@overload(prefetch_row)
+def _row_prefetcher(array_RC: Any, row: Any) -> Any:
+    if array_RC.layout != "C":
+        return lambda array_RC, row: None
+    step = 64 // (array_RC.dtype.bitwidth // 8)  # values of a cache line
+
+    def lines(array_RC, row):  # type: ignore[no-untyped-def]
+        C = array_RC.shape[1]
+        for c in range(np.uint64(0), np.uint64(C), np.uint64(step)):
+            _WRITE_LINE(array_RC, row * np.uint64(C) + c)
+
+    return lines
+
+
 BLOCK = 2048
 """Values that a kernel handles at a time; scratch for them stays in the first-level cache."""
 

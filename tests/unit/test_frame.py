@@ -18,15 +18,16 @@ def frame(checksum=False, header=DUE):
 
 def test_header_comes_back_as_written():
     sent = Header(
-        "head", 2, 0, 2**40, 2**33, 25, tau=7, w_bar=1.5, seconds=0.25, batch_hash=2**32 - 1
+        "head", 2, 0, 2**32 - 1, 2**33, 25, tau=7, w_bar=1.5, seconds=0.25, batch_hash=2**32 - 1
     )
+    sent = sent._replace(level=3, next_level=255, squared_error=0.125)
     assert read_header(frame(header=sent), sent) == sent
 
 
 def test_header_is_64_bytes_little_endian():
     assert HEADER_NBYTES == 64
-    assert frame()[:16].tobytes() == b"HVFL" + bytes([1, 1, 1, 0]) + bytes([3, 0, 0, 0]) + bytes(4)
-    assert frame()[16:24].tobytes() == (17).to_bytes(8, "little")
+    assert frame()[:16].tobytes() == b"HVFL" + bytes([2, 1, 1, 0]) + bytes([3, 0, 0, 0]) + bytes(4)
+    assert frame()[16:24].tobytes() == (17).to_bytes(8, "little")  # no error measured
 
 
 @pytest.mark.parametrize("checksum", [False, True])
@@ -63,6 +64,7 @@ def test_payload_checksum_finds_every_flipped_payload_byte():
         ("round_index", 16, "round is 16, due 17"),
         ("num_values", 101, "count is 101, due 100"),
         ("payload_nbytes", 24, "payload_nbytes is 24, due 25"),
+        ("level", 1, "level is 1, due 0; the ranks disagree about the rate"),
         ("batch_hash", 98, "batch_hash is 98, due 99; the ranks drew different rows"),
     ],
 )

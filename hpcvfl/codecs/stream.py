@@ -1,0 +1,147 @@
+"""The messages of one sender, as any rank sees them: sizes, and what both ends remember.
+
+    sender    encode:  change = x - memory         x itself without `ef`
+                       payload of the change       at the level in force
+                       memory += decoded change    what the others will use
+    receiver  decode:  memory += decoded change
+    all       follow:  the level of the next message, from the header
+
+Every rank holds a stream for every sender and feeds them all the same payloads, so that memories
+and levels are the same everywhere without a message about them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcvfl.codecs.auto import AutoCodec, RateControl
+from hpcvfl.codecs.base import Array, Bytes, Codec, Message
+from hpcvfl.codecs.feedback import FeedbackCodec, Memory
+from hpcvfl.kernels.feedback import squares
+
+# legend: N rows of the batch
+
+
+class Stream:
+    """See the file's text. `level` indexes `rates`, the codecs that messages may have."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: np.dtype,
+        num_rows: int | None = None,
+        memory_folder: str | None = None,
+    ) -> None:
+        """Of a codec and the shapes of the tensors of a message.
+
+        num_rows      : samples that messages are about, each row of a tensor one of them; its
+                        `shapes` are those of one row. None: every message holds the same tensors
+        memory_folder : where memories lie as files; None: in memory
+        """
+        inner = codec.inner if isinstance(codec, FeedbackCodec) else codec
+        self.codec, self.shapes, self.dtype, self.num_rows = codec, shapes, dtype, num_rows
+        self.rates = inner.rates if isinstance(inner, AutoCodec) else (inner,)
+        self.level = inner.first_level if isinstance(inner, AutoCodec) else 0
+        self.control = RateControl(inner) if isinstance(inner, AutoCodec) else None
+        self.memories: list[Memory] = []
+        if isinstance(codec, FeedbackCodec):
+            rows = 1 if num_rows is None else num_rows
+            self.memories = [
+                Memory(rows, math.prod(shape), codec.state_dtype, memory_folder) for shape in shapes
+            ]
+        self._messages: dict[tuple[int, int], Message] = {}
+        self._scratch: dict[int, list[Array]] = {}
+
+    def message(self, batch_size: int) -> Message:
+        """Layout of the next message, for a batch of so many rows."""
+        key = (batch_size, self.level)
+        if key not in self._messages:
+            rows = () if self.num_rows is None else (batch_size,)
+            shapes = [(*rows, *shape) for shape in self.shapes]
+            self._messages[key] = Message(self.rates[self.level], shapes, self.dtype)
+        return self._messages[key]
+
+    def encode(
+        self,
+        tensors: Sequence[Array],
+        key: int,
+        payload_B: Bytes,
+        rows_N: Array,
+        score_C: Array | None = None,
+    ) -> tuple[float, float]:
+        """Write the payload of `tensors`; (squared error, energy) of the whole message.
+
+        rows_N : int64, the samples of the batch, none twice
+        The error is that of what the others will use; energy is the sum of squares of `tensors`.
+        """
+        message = self.message(len(rows_N))
+        back = self._buffers(message)
+        if self.memories:
+            rows_N = self._rows(rows_N)
+            for x, memory, change in zip(tensors, self.memories, back, strict=True):
+                memory.subtract(self._flat(x), rows_N, self._flat(change))
+            # The change says which columns matter; a score would leave others behind for good.
+            message.encode(back, key, payload_B)
+        else:
+            message.encode(tensors, key, payload_B, score_C)
+            if self.rates[self.level].exact:
+                return 0.0, 0.0
+        message.decode(payload_B, key, back)
+        self._remember(back, rows_N)
+        sums = [squares(x.reshape(-1), y.reshape(-1)) for x, y in zip(tensors, back, strict=True)]
+        return sum(s[0] for s in sums), sum(s[1] for s in sums)
+
+    def decode(self, payload_B: Bytes, key: int, out: Sequence[Array], rows_N: Array) -> None:
+        """What the sender's rows are now believed to be; raises as Codec.decode."""
+        self.message(len(rows_N)).decode(payload_B, key, out)
+        if self.memories:
+            self._remember(out, self._rows(rows_N))
+
+    def next_level(self, round_index: int, error: float, energy: float) -> int:
+        """The sender's choice for the next message, from what this one measured."""
+        if self.control is None:
+            return 0
+        share = error / energy if energy > 0 else 0.0
+        return self.control.next_level(round_index, self.level, share)
+
+    def warm_up(self, batch_size: int, sender: bool) -> None:
+        """Compile what the next message needs, and remember nothing of it."""
+        message = self.message(batch_size)
+        payload_B = np.zeros(message.nbytes, np.uint8)
+        zeros = [np.zeros(shape, self.dtype) for shape in message.shapes]
+        if sender:
+            message.encode(zeros, 0, payload_B)
+            squares(zeros[0].reshape(-1), zeros[0].reshape(-1))
+        message.decode(payload_B, 0, zeros)
+        nobody_N = np.zeros(0, np.int64)
+        for memory, x in zip(self.memories, zeros, strict=False):
+            none_NP = self._flat(x)[:0]
+            memory.subtract(none_NP, nobody_N, none_NP)
+            memory.add(none_NP, nobody_N, none_NP)
+
+    def _remember(self, changes: Sequence[Array], rows_N: Array) -> None:
+        """Add decoded changes to the memories; they become what is remembered, in place."""
+        for memory, change in zip(self.memories, changes, strict=False):
+            memory.add(self._flat(change), rows_N, self._flat(change))
+
+    def _rows(self, rows_N: Array) -> Array:
+        return _WHOLE if self.num_rows is None else rows_N
+
+    def _flat(self, x: Array) -> Array:
+        """(rows, values a row); a view, since messages are C-contiguous."""
+        return x.reshape(1 if self.num_rows is None else len(x), -1)
+
+    def _buffers(self, message: Message) -> list[Array]:
+        """Room for the decoded message, made once per batch size."""
+        rows = message.count
+        if rows not in self._scratch:
+            self._scratch[rows] = [np.empty(shape, self.dtype) for shape in message.shapes]
+        return self._scratch[rows]
+
+
+_WHOLE = np.zeros(1, np.int64)
+"""The only row of a tensor that is sent whole."""
