@@ -9,6 +9,7 @@ from hpcvfl.codecs.base import Codec, split_spec
 from hpcvfl.codecs.feedback import FeedbackCodec, HalfFeedbackCodec
 from hpcvfl.codecs.floats import BFloat16Codec, Float16Codec, NoneCodec
 from hpcvfl.codecs.scalar import ScalarCodec
+from hpcvfl.codecs.topk import TopKCodec
 from hpcvfl.errors import ConfigError
 
 _CLASSES: tuple[type[Codec], ...] = (
@@ -19,6 +20,7 @@ _CLASSES: tuple[type[Codec], ...] = (
     AutoCodec,
     FeedbackCodec,
     HalfFeedbackCodec,
+    TopKCodec,
 )
 
 CODECS = {c.name: c for c in _CLASSES}

@@ -1,0 +1,28 @@
+"""Position of the lowest set bit of a word, one instruction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic, overload
+
+
+@intrinsic
+def _trailing_zeros(context, word):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        zeros = builder.cttz(args[0], context.get_constant(types.boolean, False))
+        wide = context.get_value_type(types.int64)
+        return zeros if zeros.type == wide else builder.zext(zeros, wide)
+
+    return types.int64(word), codegen
+
+
+def lowest_one(word: Any) -> int:
+    """Index of the lowest set bit of a uint32 or uint64 that is not 0."""
+    return (int(word) & -int(word)).bit_length() - 1
+
+
+@overload(lowest_one, inline="always")
+def _lowest_one(word):  # type: ignore[no-untyped-def]
+    return lambda word: _trailing_zeros(word)  # type: ignore[call-arg]
