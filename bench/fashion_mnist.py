@@ -7,29 +7,25 @@ python bench/fashion_mnist.py --tune        rates and epochs on held-out trainin
 python bench/fashion_mnist.py --smoke       one tiny cell on digits, seconds
 
 A cell is one training run; its result is one JSON file under bench/results/fashion-mnist/, written
-at its end and never run again. Ranks take turns in one process, which gives the same bits and
-bytes as MPI does.
+at its end and never run again.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcvfl.benchmarks.common import Report, machine
+from hpcvfl.benchmarks.common import Report
+from hpcvfl.benchmarks.training import Cell, results, run_config, run_missing
 from hpcvfl.cli import load_config
 from hpcvfl.codecs import table as codec_table
 from hpcvfl.codecs.frame import HEADER_NBYTES
-from hpcvfl.config import Config, build, merge, nest
+from hpcvfl.config import build, merge, nest
 from hpcvfl.engine.run import train
 from hpcvfl.transport.threads import ThreadsWorld
 
@@ -45,17 +41,6 @@ CODECS = {
 }
 """Name -> codec of the embeddings, codec of the head."""
 
-SCHEDULES = {
-    (100, 1): (0.2, 5),
-    (1000, 1): (0.4, 20),
-    (100, 5): (0.1, 3),
-    (1000, 5): (0.2, 6),
-}
-"""(batch size, Q) -> (rate at round 0, decayed by a cosine to 0; epochs), tuned for float32 on
-5,000 held-out training images: bench/LOG.md. At Q = 5 an epoch costs five times the work, so there
-are fewer.
-"""
-
 CANDIDATES = {
     (100, 1): ((0.1, 5), (0.2, 5), (0.4, 5)),
     (1000, 1): ((0.2, 20), (0.4, 20), (0.8, 20)),
@@ -63,38 +48,6 @@ CANDIDATES = {
     (1000, 5): ((0.1, 6), (0.2, 6)),
 }
 """What --tune tries, on the held-out images."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One training run of the grid."""
-
-    codec: str
-    batch_size: int
-    local_steps: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Also the name of its file."""
-        return f"{self.codec}-B{self.batch_size}-Q{self.local_steps}-s{self.seed}"
-
-    def config(self, schedule: tuple[float, int] | None = None, held_out: int = 0) -> Config:
-        """The preset with the schedule and the codecs of this cell."""
-        lr, epochs = schedule or SCHEDULES[self.batch_size, self.local_steps]
-        embeddings, head = CODECS[self.codec]
-        over = {
-            "seed": self.seed,
-            "codec": embeddings,
-            "head_codec": head,
-            "data.batch_size": self.batch_size,
-            "data.validation_rows": held_out,
-            "algorithm.local_steps": self.local_steps,
-            "algorithm.epochs": epochs,
-            "optimizer.lr": lr,
-            "optimizer.schedule": "cosine",
-        }
-        return build(merge(load_config(["fashion-mnist"]).model_dump(), nest(over)))
 
 
 def grid() -> list[Cell]:
@@ -110,73 +63,15 @@ def grid() -> list[Cell]:
     return [*paired[:4], *low, *local, *paired[4:]]
 
 
-def run_config(config: Config) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train without leaving a run folder; (summary, lines of metrics.jsonl)."""
-    with tempfile.TemporaryDirectory() as scratch:
-        table = merge(config.model_dump(), {"run": {"folder": scratch, "plots": False}})
-        here = build(table)
-        summary = ThreadsWorld(here.num_parties + 1).run(lambda t: train(here, t))[0]
-        metrics = Path(summary["folder"]) / "metrics.jsonl"
-        return summary, [json.loads(line) for line in metrics.read_text().splitlines()]
-
-
 def tune(report: Report) -> None:
     """float32 on 5,000 held-out training images for every candidate that --only names."""
     for (batch, q), schedules in CANDIDATES.items():
         cell = Cell("float32", batch, q, 0)
         for lr, epochs in schedules if re.search(report.args.only, cell.name) else ():
-            summary, _ = run_config(cell.config((lr, epochs), held_out=5000))
+            summary, _ = run_config(cell.config(CODECS, (lr, epochs), held_out=5000))
             accuracy = 100 * summary["metrics"]["accuracy"]
             print(f"B={batch} Q={q} lr={lr} epochs={epochs}: {accuracy:.2f}", file=sys.stderr)
             report.row(B=batch, Q=q, lr=lr, epochs=epochs, held_out_accuracy=f"{accuracy:.2f}")
-
-
-def run_cell(cell: Cell) -> dict[str, Any]:
-    """Train one cell; everything worth keeping as plain values."""
-    started_s = time.perf_counter()
-    config = cell.config()
-    summary, lines = run_config(config)
-    kept = ("epoch", "round", "train_loss", "test_accuracy", "wire_bytes", "raw_bytes")
-    return {
-        "cell": asdict(cell),
-        "codecs": summary["codec"],
-        "schedule": {
-            "lr": config.optimizer.lr,
-            "epochs": config.algorithm.epochs,
-            "decay": "cosine",
-        },
-        "config_digest": summary["config_digest"],
-        "accuracy": summary["metrics"]["accuracy"],
-        "rounds": summary["rounds"],
-        "wire_bytes": summary["wire_bytes"],
-        "raw_bytes": summary["raw_bytes"],
-        "wire_bytes_by": summary["wire_bytes_by"]["train"],
-        "seconds": time.perf_counter() - started_s,
-        "curve": [{field: line[field] for field in kept} for line in lines],
-        "machine": machine(),
-    }
-
-
-def run_missing(only: str) -> None:
-    """Run the cells that have no file yet; a file is there in whole or not at all."""
-    CELLS.mkdir(parents=True, exist_ok=True)
-    for cell in grid():
-        path = CELLS / f"{cell.name}.json"
-        if path.exists() or not re.search(only, cell.name):
-            continue
-        print(f"{time.strftime('%H:%M:%S')} {cell.name}", file=sys.stderr, flush=True)
-        result = run_cell(cell)
-        aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(result, indent=1) + "\n")
-        aside.replace(path)
-
-
-def results() -> Iterator[dict[str, Any]]:
-    """The results that are there, in grid order."""
-    for cell in grid():
-        path = CELLS / f"{cell.name}.json"
-        if path.exists():
-            yield json.loads(path.read_text())
 
 
 def bytes_to(result: dict[str, Any], accuracy: float) -> int | None:
@@ -187,7 +82,7 @@ def bytes_to(result: dict[str, Any], accuracy: float) -> int | None:
 
 def tabulate(report: Report) -> None:
     """A row per cell and the verdicts on the aims."""
-    found = {Cell(**r["cell"]): r for r in results()}
+    found = results(grid(), CELLS)
     for cell, r in found.items():
         to_85 = bytes_to(r, 0.85)
         by = r["wire_bytes_by"]
@@ -272,7 +167,7 @@ def main(argv: list[str]) -> int:
         tune(report)
         return report.finish()
     if not report.args.table:
-        run_missing(report.args.only)
+        run_missing(grid(), CODECS, CELLS, report.args.only)
     tabulate(report)
     return report.finish()
 

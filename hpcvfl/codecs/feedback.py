@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from hpcvfl.codecs.base import Array, Bytes, Codec, known_options
 from hpcvfl.errors import ConfigError
@@ -89,7 +90,7 @@ class Memory:
         if self.state_SP.dtype == np.float32:
             kernels.subtract_rows(x_NP, self.state_SP, rows_N, out_NP)
         else:
-            np.subtract(x_NP, self.state_SP[rows_N].astype(np.float32), out=out_NP)
+            np.subtract(x_NP, self._half(rows_N).numpy(), out=out_NP)
 
     def add(self, change_NP: Array, rows_N: Array, out_NP: Array) -> None:
         """state[rows] += change, rounded to the memory's type; out = state[rows].
@@ -99,10 +100,16 @@ class Memory:
         if self.state_SP.dtype == np.float32:
             kernels.add_rows(change_NP, self.state_SP, rows_N, out_NP)
         else:
-            sum_NP = self.state_SP[rows_N].astype(np.float32) + change_NP
-            top = np.finfo(np.float16).max
-            self.state_SP[rows_N] = np.clip(sum_NP, -top, top)
-            out_NP[...] = self.state_SP[rows_N]
+            sum_NP = self._half(rows_N).add_(torch.from_numpy(change_NP))
+            top = torch.finfo(torch.float16).max
+            half_NP = sum_NP.clamp_(-top, top).half()
+            torch.from_numpy(self.state_SP).index_copy_(0, torch.from_numpy(rows_N), half_NP)
+            torch.from_numpy(out_NP).copy_(half_NP)
+
+    def _half(self, rows_N: Array) -> torch.Tensor:
+        """Rows of a float16 memory as float32; torch converts ten times as fast as numpy."""
+        state_SP = torch.from_numpy(self.state_SP)
+        return state_SP.index_select(0, torch.from_numpy(rows_N)).float()
 
 
 def zeros(shape: tuple[int, int], dtype: np.dtype, folder: str | None) -> Array:

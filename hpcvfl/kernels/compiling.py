@@ -105,7 +105,7 @@ def prefetch_row(array_RC: Any, row: Any) -> None:
 
 
 @overload(prefetch_row)
-def _row_prefetcher(array_RC: Any, row: Any) -> Any:
+def _row_prefetcher(array_RC, row):  # type: ignore[no-untyped-def]
     if array_RC.layout != "C":
         return lambda array_RC, row: None
     step = 64 // (array_RC.dtype.bitwidth // 8)  # values of a cache line

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpcvfl.kernels.compiling import helper, kernel, prefetch_row, wide
 
-LANES = 16
+LANES = 128
 """Partial sums of `squares`; their fixed number and order make the result the same everywhere."""
 
 AHEAD = 4
@@ -30,10 +30,11 @@ def _subtract_row(x_NP, state_SP, n, s, out_NP):  # type: ignore[no-untyped-def]
 @helper
 def _add_row(change_NP, state_SP, n, s, out_NP):  # type: ignore[no-untyped-def]
     wide()
+    # Two loops, since `out` may be `change`: one that reads and writes it is not vectorised.
     for p in range(np.uint64(change_NP.shape[1])):
-        value = np.float32(state_SP[s, p] + change_NP[n, p])
-        state_SP[s, p] = value
-        out_NP[n, p] = value
+        state_SP[s, p] = np.float32(state_SP[s, p] + change_NP[n, p])
+    for p in range(np.uint64(change_NP.shape[1])):
+        out_NP[n, p] = state_SP[s, p]
 
 
 @kernel
