@@ -1,4 +1,4 @@
-"""What codecs that send a part of the values have in common: how many, and in which codec."""
+"""What codecs that send a part of the values have in common: how many, of what, in which codec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hpcvfl.codecs.base import Codec
+from hpcvfl.codecs.base import Array, Codec
 from hpcvfl.errors import ConfigError
 
 
@@ -54,6 +54,24 @@ class Amount:
         """
         wanted = whole(Fraction(repr(self.ratio)) * n) if self.k is None else self.k
         return min(n, max(1, wanted))
+
+
+def as_rows(x: Array, per: str) -> Array:
+    """View of the C-contiguous `x` as (R, C): its rows, or all as one row for per=tensor."""
+    return x.reshape(1, -1) if per == "tensor" or x.ndim < 2 else x.reshape(-1, x.shape[-1])
+
+
+def rows_and_columns(shape: tuple[int, ...], per: str) -> tuple[int, int]:
+    """Shape of `as_rows`."""
+    if per == "tensor" or len(shape) < 2:
+        return 1, math.prod(shape)
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def kept_shape(shape: tuple[int, ...], per: str, K: int) -> tuple[int, ...]:
+    """Shape of the array of kept values: (R, K), or (K,) where one row is all there can be."""
+    rows = rows_and_columns(shape, per)[0]
+    return (K,) if per == "tensor" or len(shape) < 2 else (rows, K)
 
 
 def values_codec(name: str, options: Mapping[str, str], parse: Callable[[str], Codec]) -> Codec:

@@ -8,6 +8,8 @@ from hpcvfl.codecs.auto import AutoCodec
 from hpcvfl.codecs.base import Codec, split_spec
 from hpcvfl.codecs.feedback import FeedbackCodec, HalfFeedbackCodec
 from hpcvfl.codecs.floats import BFloat16Codec, Float16Codec, NoneCodec
+from hpcvfl.codecs.lattice import LatticeCodec
+from hpcvfl.codecs.randomk import RandomKCodec
 from hpcvfl.codecs.scalar import ScalarCodec
 from hpcvfl.codecs.topk import TopKCodec
 from hpcvfl.errors import ConfigError
@@ -17,10 +19,12 @@ _CLASSES: tuple[type[Codec], ...] = (
     Float16Codec,
     BFloat16Codec,
     ScalarCodec,
+    LatticeCodec,
     AutoCodec,
     FeedbackCodec,
     HalfFeedbackCodec,
     TopKCodec,
+    RandomKCodec,
 )
 
 CODECS = {c.name: c for c in _CLASSES}

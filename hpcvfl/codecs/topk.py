@@ -25,7 +25,7 @@ from hpcvfl.codecs.base import (
     require_finite,
 )
 from hpcvfl.codecs.floats import NoneCodec
-from hpcvfl.codecs.kept import Amount, values_codec
+from hpcvfl.codecs.kept import Amount, as_rows, kept_shape, rows_and_columns, values_codec
 from hpcvfl.errors import NonFiniteError, WireError
 from hpcvfl.kernels import combinations, topk
 
@@ -92,7 +92,8 @@ class TopKCodec(Codec):
         if 0 in shape:
             return 0
         code, sets = self._code(shape)
-        return code.nbytes(sets) + self.values.nbytes(self._kept_shape(shape), itemsize)
+        kept = kept_shape(shape, self.per, code.K)
+        return code.nbytes(sets) + self.values.nbytes(kept, itemsize)
 
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """As `encode_scored` where nobody knows the scores."""
@@ -106,7 +107,7 @@ class TopKCodec(Codec):
         if x.size == 0:
             return
         code, sets = self._code(x.shape)
-        x_RC = self._as_rows(x)
+        x_RC = as_rows(x, self.per)
         if self.per == "column":
             indices_SK = _largest(_scores(x, x_RC, score_C), code.K)
         else:
@@ -115,7 +116,7 @@ class TopKCodec(Codec):
         combinations.put_subsets(code, indices_SK, out_B[: code.nbytes(sets)])
         kept_RK = np.empty((len(x_RC), code.K), x.dtype)
         topk.gather_rows(x_RC, np.broadcast_to(indices_SK, kept_RK.shape), kept_RK)
-        kept = kept_RK.reshape(self._kept_shape(x.shape))
+        kept = kept_RK.reshape(kept_shape(x.shape, self.per, code.K))
         self.values.encode(kept, seeds.subkey(key, 0), out_B[code.nbytes(sets) :])
 
     def decode(self, payload_B: Bytes, key: int, out: Array) -> None:
@@ -128,31 +129,17 @@ class TopKCodec(Codec):
             raise WireError(
                 f"an index set in the payload is not {code.K} of {code.C}; the payload is corrupt"
             )
-        out_RC = self._as_rows(out)
+        out_RC = as_rows(out, self.per)
         kept_RK = np.empty((len(out_RC), code.K), out.dtype)
-        kept = kept_RK.reshape(self._kept_shape(out.shape))
+        kept = kept_RK.reshape(kept_shape(out.shape, self.per, code.K))
         self.values.decode(payload_B[code.nbytes(sets) :], seeds.subkey(key, 0), kept)
         topk.scatter_rows(kept_RK, np.broadcast_to(indices_SK, kept_RK.shape), out_RC)
 
-    def _as_rows(self, x: Array) -> Array:
-        """View of `x` as (R, C); per=tensor sees one row."""
-        return (
-            x.reshape(1, -1) if self.per == "tensor" or x.ndim < 2 else x.reshape(-1, x.shape[-1])
-        )
-
     def _code(self, shape: tuple[int, ...]) -> tuple[combinations.SubsetCode, int]:
         """How an index set is written, and how many there are."""
-        if self.per == "tensor":
-            n = math.prod(shape)
-            return combinations.cheapest(n, self.amount.of(n, math.floor)), 1
-        C = shape[-1] if shape else 1
-        rows = math.prod(shape[:-1]) if self.per == "row" else 1
-        return combinations.cheapest(C, self.amount.of(C)), rows
-
-    def _kept_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """(R, K), or (K,) where there is one row by construction."""
-        K = self._code(shape)[0].K
-        return (K,) if self.per == "tensor" or len(shape) < 2 else (math.prod(shape[:-1]), K)
+        rows, C = rows_and_columns(shape, self.per)
+        whole = math.floor if self.per == "tensor" else math.ceil
+        return combinations.cheapest(C, self.amount.of(C, whole)), rows if self.per == "row" else 1
 
 
 def _as_float32(x_RC: Array) -> Array:
