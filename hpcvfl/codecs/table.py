@@ -9,6 +9,7 @@ from hpcvfl.codecs.base import Codec, split_spec
 from hpcvfl.codecs.feedback import FeedbackCodec, HalfFeedbackCodec
 from hpcvfl.codecs.floats import BFloat16Codec, Float16Codec, NoneCodec
 from hpcvfl.codecs.lattice import LatticeCodec
+from hpcvfl.codecs.qsgd import QsgdCodec
 from hpcvfl.codecs.randomk import RandomKCodec
 from hpcvfl.codecs.scalar import ScalarCodec
 from hpcvfl.codecs.topk import TopKCodec
@@ -25,6 +26,7 @@ _CLASSES: tuple[type[Codec], ...] = (
     HalfFeedbackCodec,
     TopKCodec,
     RandomKCodec,
+    QsgdCodec,
 )
 
 CODECS = {c.name: c for c in _CLASSES}

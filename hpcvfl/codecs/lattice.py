@@ -1,0 +1,225 @@
+"""`lattice`: groups of 2, 4 or 8 values to the nearest codeword of a bounded lattice codebook.
+
+C-VFL's vector compressor (arXiv 2206.08330), with three repairs to its published code, which
+`lattice-paper` follows to the letter: the codebook is bounded, so that a group of `dim` values
+costs dim * bits bits and no more; a value outside goes to the codeword that is really the nearest;
+and centre and step are fitted to the data and sent along.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcvfl.codecs.base import (
+    Array,
+    Bytes,
+    Codec,
+    check_status,
+    choice,
+    known_options,
+    require_finite,
+)
+from hpcvfl.errors import ConfigError, NonFiniteError, WireError
+from hpcvfl.kernels import lattice_code, scan
+from hpcvfl.kernels.lattice_book import DIMS, Book, book
+
+# legend: R rows, C columns, G ranges (1 or C), B bytes
+
+
+@dataclass(frozen=True, eq=False)
+class LatticeCodec(Codec):
+    """Nearest codewords of A2 (dim 2), D4 (4) or E8 (8).
+
+    dim   : 2, 4 or 8 consecutive values of a row, or of one row and the next, are one group
+    bits  : 1..8 a value
+    kind  : gauss (codebook and step fitted to a normal with the data's mean and deviation), minmax
+            (fitted to an even spread over the data's range) or fixed:lo:hi (over that range;
+            nothing is sent along)
+    scope : message (one range a tensor) or column (one a column, for two-dimensional tensors; each
+            value is scaled by its own column's before it is grouped)
+    Payload: centres, then steps (float32, one each a range; none for fixed), then the indices,
+    dim * bits bits each, lowest bits first. A group that the tensor does not fill is filled up with
+    the centre and counted whole.
+    """
+
+    dim: int
+    bits: int
+    kind: str = "gauss"
+    scope: str = "message"
+    fixed: tuple[float, float] | None = None
+
+    name = "lattice"
+    examples = (
+        *(f"lattice:dim=2,bits={b}" for b in (1, 2, 3, 4, 8)),
+        *(f"lattice:dim=4,bits={b}" for b in (1, 3, 8)),
+        "lattice:dim=2,bits=2,scope=column",
+        "lattice:dim=4,bits=2,range=minmax,scope=column",
+        "lattice:dim=2,bits=3,range=fixed:-1:1",
+        "lattice:dim=4,bits=5,range=fixed:-2.5:0.5",
+    )
+
+    @classmethod
+    def from_options(
+        cls, options: Mapping[str, str], parse: Callable[[str], Codec]
+    ) -> LatticeCodec:
+        """From the options of a spec string; ConfigError names option, value and choices."""
+        known_options(cls.name, options, ("dim", "bits", "range", "scope"))
+        for option, choices in (("dim", "2, 4"), ("bits", "1 to 8")):
+            if option not in options:
+                raise ConfigError(
+                    f"codec lattice: {option} is missing; possible: {choices}, "
+                    "e.g. lattice:dim=2,bits=4"
+                )
+        dim = choice(cls.name, "dim", options["dim"], [str(d) for d in DIMS])
+        bits = choice(cls.name, "bits", options["bits"], [str(b) for b in range(1, 9)])
+        kind, *ends = options.get("range", "gauss").split(":")
+        choice(cls.name, "range", kind, ("gauss", "minmax", "fixed"))
+        scope = choice(cls.name, "scope", options.get("scope", "message"), ("message", "column"))
+        fixed = _fixed_range(options["range"], ends) if kind == "fixed" else None
+        if fixed and scope == "column":
+            raise ConfigError("codec lattice: scope = 'column' has no meaning with a fixed range")
+        if ends and not fixed:
+            raise ConfigError(
+                f"codec lattice: range = {options['range']!r}; {kind} takes no numbers"
+            )
+        return cls(int(dim), int(bits), kind, scope, fixed)
+
+    @property
+    def spec(self) -> str:
+        """Options at their defaults left out."""
+        text = f"lattice:dim={self.dim},bits={self.bits}"
+        if self.fixed:
+            text += f",range=fixed:{self.fixed[0]!r}:{self.fixed[1]!r}"
+        elif self.kind != "gauss":
+            text += f",range={self.kind}"
+        return text if self.scope == "message" else f"{text},scope={self.scope}"
+
+    @property
+    def book(self) -> Book:
+        """The codebook."""
+        return book(self.dim, self.bits, "gauss" if self.kind == "gauss" else "uniform")
+
+    def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """Two float32 a range, and the indices."""
+        codes = lattice_code.code_nbytes(math.prod(shape), self.dim, self.bits)
+        return _SIDE.size * self._num_ranges(shape) + codes
+
+    def encode(self, x: Array, key: int, out_B: Bytes) -> None:
+        """Two passes over the tensor: scan, then quantise and pack."""
+        if x.size == 0:
+            return
+        # The kernels are float32; a float64 tensor is rounded first (2**-24, far below one step).
+        x = x if x.dtype == np.float32 else x.astype(np.float32)
+        num_ranges = self._num_ranges(x.shape)
+        codes_B = out_B[_SIDE.size * num_ranges :]
+        if num_ranges > 1:
+            self._encode_columns(x.reshape(-1, num_ranges), out_B, codes_B)
+            return
+        x_N = x.reshape(-1)
+        lo, step = self._scanned(x_N)
+        if num_ranges:
+            _SIDE.pack_into(out_B.data, 0, lo, step)
+        # A step below the normal floats has no finite inverse: all values are the centre.
+        inverse = 1.0 / step if step >= _SMALLEST_STEP else 0.0
+        lattice_code.encode_lattice(x_N, lo, inverse, self.book, codes_B)
+
+    def decode(self, payload_B: Bytes, key: int, out: Array) -> None:
+        """One pass: unpack, look up the codewords, scale."""
+        if out.size == 0:
+            return
+        num_ranges = self._num_ranges(out.shape)
+        codes_B = payload_B[_SIDE.size * num_ranges :]
+        to = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
+        if num_ranges > 1:
+            side_2G = payload_B[: _SIDE.size * num_ranges].copy().view(np.float32)
+            lo_G, step_G = side_2G[:num_ranges], side_2G[num_ranges:]
+            # NaN fails every comparison, so it is refused here too.
+            if not (self._spans(lo_G, step_G) and step_G.min() >= 0):
+                raise WireError(_BAD_SIDE)
+            lattice_code.decode_lattice_columns(
+                codes_B, lo_G, step_G, self.book, to.reshape(-1, num_ranges)
+            )
+        else:
+            lo, step = _SIDE.unpack_from(payload_B.data) if num_ranges else self._fixed_level()
+            if not (abs(lo) + step * self.book.reach < FLOAT32_MAX and step >= 0):
+                raise WireError(_BAD_SIDE)
+            lattice_code.decode_lattice(codes_B, lo, step, self.book, to.reshape(-1))
+        if to is not out:
+            out[...] = to
+
+    def _num_ranges(self, shape: tuple[int, ...]) -> int:
+        """Ranges that are sent along: none if fixed, one a column if asked for, else one."""
+        if self.fixed or 0 in shape:
+            return 0
+        return shape[-1] if self.scope == "column" and len(shape) > 1 else 1
+
+    def _spans(self, lo_G: Array, step_G: Array) -> bool:
+        """Whether every codeword of every range is finite."""
+        return float(np.abs(lo_G).max()) + float(step_G.max()) * self.book.reach < FLOAT32_MAX
+
+    def _fixed_level(self) -> tuple[float, float]:
+        """Centre and step of the fixed range, as float32 spells them."""
+        centre, step = self._levels_from(*self.fixed)  # type: ignore[misc]
+        return float(np.float32(centre)), float(np.float32(step))
+
+    def _scanned(self, x_N: Array) -> tuple[float, float]:
+        """Centre and step of one range, as float32 spells them; the values are found finite."""
+        if self.fixed:
+            require_finite(x_N)
+            return self._fixed_level()
+        stats_12 = np.empty((1, 2), np.float32)
+        if self.kind == "gauss":
+            check_status(scan.moments_columns(x_N.reshape(-1, 1), stats_12))
+        else:
+            check_status(scan.minmax(x_N, stats_12[0]))
+        lo, step = self._levels_from(*stats_12[0].tolist())
+        if not abs(lo) + step * self.book.reach < FLOAT32_MAX:
+            raise NonFiniteError(_TOO_WIDE)
+        lo, step = _SIDE.unpack(_SIDE.pack(lo, step))
+        return lo, step
+
+    def _encode_columns(self, x_RC: Array, out_B: Bytes, codes_B: Bytes) -> None:
+        """One range a column; `codes_B` is the part of `out_B` behind the ranges."""
+        num_ranges = x_RC.shape[1]
+        stats_C2 = np.empty((num_ranges, 2), np.float32)
+        scanned = scan.moments_columns if self.kind == "gauss" else scan.minmax_columns
+        check_status(scanned(x_RC, stats_C2))
+        lo_G, step_G = self._levels_from(*stats_C2.astype(np.float64).T)
+        if not self._spans(lo_G, step_G):
+            raise NonFiniteError(_TOO_WIDE)
+        side_2G = np.stack([lo_G, step_G]).astype(np.float32)
+        out_B[: side_2G.nbytes] = side_2G.reshape(-1).view(np.uint8)
+        inverse_G = np.zeros(num_ranges, np.float32)
+        np.divide(1, side_2G[1], out=inverse_G, where=side_2G[1] >= _SMALLEST_STEP)
+        lattice_code.encode_lattice_columns(x_RC, side_2G[0], inverse_G, self.book, codes_B)
+
+    def _levels_from(self, first: Any, second: Any) -> tuple[Any, Any]:
+        """(centre, step) from (mean, deviation) or (min, max), numbers or arrays of float64."""
+        if self.kind == "gauss":
+            return first, self.book.step * second
+        return 0.5 * first + 0.5 * second, self.book.step * (second - first)
+
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+_SIDE = struct.Struct("<ff")
+_SMALLEST_STEP = 2.0**-125
+_BAD_SIDE = "a range in the payload is negative or not finite; the payload is corrupt"
+_TOO_WIDE = "the range of a message overflows float32"
+
+
+def _fixed_range(text: str, ends: list[str]) -> tuple[float, float]:
+    try:
+        lo, hi = (float(end) for end in ends)
+    except ValueError:
+        lo, hi = np.nan, np.nan
+    if not (np.isfinite([lo, hi]).all() and lo < hi and abs(lo) < 1e30 and abs(hi) < 1e30):
+        raise ConfigError(
+            f"codec lattice: range = {text!r}; due: fixed:lo:hi with lo < hi, e.g. fixed:-1:1"
+        )
+    return lo, hi

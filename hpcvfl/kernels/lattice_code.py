@@ -1,0 +1,305 @@
+"""Lattice codes: scale, find the nearest codeword of a book and pack its index, and back.
+
+    encode   y    = clip((x - lo) * inv_step, -FAR_OUT, FAR_OUT)
+             code = index of the codeword nearest to a group of `dim` values y
+    decode   x    = lo + y * step, y the codeword
+
+in float32, one rounding per operation. Groups are consecutive values, row by row; the last one is
+filled up with y = 0. Eight values are one word of 8 * bits bits: 4 codes of A2, 2 of D4, one of E8,
+lowest bits first, and the payload is these words, cut to whole bytes behind the last group.
+
+Legend: N values, R rows, C columns, K values of a block, G groups of a block, W words, B bytes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from hpcvfl.kernels.compiling import (
+    BLOCK,
+    FAR,
+    helper,
+    kernel,
+    prefetch_read,
+    prefetch_write,
+    wide,
+)
+from hpcvfl.kernels.lattice_book import Book
+from hpcvfl.kernels.lattice_boxes import locator, quantiser
+
+FAR_OUT = 2.0**20
+"""Steps from the centre at which a coordinate is cut off, so that float32 still tells its codewords
+apart; no book reaches further than 2**9."""
+
+_LOW, _HIGH = np.float32(-FAR_OUT), np.float32(FAR_OUT)
+
+
+def code_nbytes(n: int, dim: int, bits: int) -> int:
+    """Bytes of the codes of n values: whole groups, padded to a byte once."""
+    return (-(-n // dim) * dim * bits + 7) // 8
+
+
+def code_type(dim: int) -> Any:
+    """Type of a code in scratch: wide enough for 8 bits a value."""
+    return {2: np.uint16, 4: np.uint32, 8: np.uint64}[dim]
+
+
+def scratch(dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(y_K, codes_G, words_W): scaled values of a block and up to 7 more, codes, the same as
+    words.
+    """
+    words_W = np.zeros(BLOCK // 8, np.uint64)
+    return np.zeros(BLOCK + 8, np.float32), words_W.view(code_type(dim)), words_W
+
+
+def _joins(dim: int, bits: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
+    """(shift, low, high) of the joins that squeeze a word of 8 / dim codes to 8 * bits bits.
+
+    A join halves the number of lanes: (w & low) | ((w & high) >> shift). Three are given; those of
+    a code that fills the word leave it as it is.
+    """
+    joins = []
+    for codes in (2, 4, 8):  # lanes of the word before the join, from few codes to many
+        span = 64 // codes
+        held = 8 * bits // codes
+        low = sum(((1 << held) - 1) << at for at in range(0, 64, 2 * span))
+        high = low << span
+        if codes > 8 // dim:
+            span, held, low, high = 0, 0, (1 << 64) - 1, 0
+        joins.append((np.uint64(span - held), np.uint64(low), np.uint64(high)))
+    return tuple(joins[::-1])
+
+
+@cache
+def _word_writer(dim: int, bits: int) -> Any:
+    """Kernel (words_W, n, out_B, at): the codes of n values to packed bytes from `at` on."""
+    (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(dim, bits)
+
+    @helper
+    def squeeze(w):  # type: ignore[no-untyped-def]
+        w = np.uint64((w & low1) | ((w & high1) >> s1))
+        w = np.uint64((w & low2) | ((w & high2) >> s2))
+        return np.uint64((w & low3) | ((w & high3) >> s3))
+
+    @helper
+    def write(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
+        wide()
+        full = n // 8
+        for j in range(np.uint64(full)):
+            w = squeeze(words_W[j])
+            for k in range(bits):
+                out_B[at + j * np.uint64(bits) + np.uint64(k)] = np.uint8(w >> np.uint64(8 * k))
+        if n % 8:
+            w = squeeze(words_W[full])
+            groups = (n % 8 + dim - 1) // dim
+            for k in range((groups * dim * bits + 7) // 8):
+                out_B[at + np.uint64(full * bits + k)] = np.uint8(w >> np.uint64(8 * k))
+
+    return write
+
+
+@cache
+def _word_reader(dim: int, bits: int) -> Any:
+    """Kernel (in_B, at, n, words_W): inverse of `_word_writer`."""
+    (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(dim, bits)
+
+    @helper
+    def spread(w):  # type: ignore[no-untyped-def]
+        w = np.uint64((w & low3) | ((w << s3) & high3))
+        w = np.uint64((w & low2) | ((w << s2) & high2))
+        return np.uint64((w & low1) | ((w << s1) & high1))
+
+    @helper
+    def read(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
+        wide()
+        full = n // 8
+        for j in range(np.uint64(full)):
+            w = np.uint64(0)
+            for k in range(bits):
+                byte = in_B[at + j * np.uint64(bits) + np.uint64(k)]
+                w = np.uint64(w | np.uint64(np.uint64(byte) << np.uint64(8 * k)))
+            words_W[j] = spread(w)
+        if n % 8:
+            w = np.uint64(0)
+            groups = (n % 8 + dim - 1) // dim
+            for k in range((groups * dim * bits + 7) // 8):
+                byte = in_B[at + np.uint64(full * bits + k)]
+                w = np.uint64(w | np.uint64(np.uint64(byte) << np.uint64(8 * k)))
+            words_W[full] = spread(w)
+
+    return read
+
+
+@helper
+def _scale(x_N, at, n, lo, inv_step, y_K):  # type: ignore[no-untyped-def]
+    wide()
+    for i in range(np.uint64(n)):
+        y_K[i] = min(max((x_N[at + i] - lo) * inv_step, _LOW), _HIGH)
+
+
+@helper
+def _scale_row(x_RC, r, c, n, lo_C, inv_step_C, y_K, to):  # type: ignore[no-untyped-def]
+    """Like `_scale` for n values of row r from column c on."""
+    wide()
+    for i in range(np.uint64(n)):
+        y = (x_RC[r, c + i] - lo_C[c + i]) * inv_step_C[c + i]
+        y_K[to + i] = min(max(y, _LOW), _HIGH)
+
+
+@helper
+def _unscale(y_K, n, lo, step, out_N, at):  # type: ignore[no-untyped-def]
+    wide()
+    for i in range(np.uint64(n)):
+        out_N[at + i] = lo + y_K[i] * step
+
+
+@helper
+def _unscale_row(y_K, done, n, lo_C, step_C, out_RC, r, c):  # type: ignore[no-untyped-def]
+    wide()
+    for i in range(np.uint64(n)):
+        out_RC[r, c + i] = lo_C[c + i] + y_K[done + i] * step_C[c + i]
+
+
+@cache
+def encoder(book: Book) -> Any:
+    """Kernel behind `encode_lattice`, compiled at its first call."""
+    dim, bits = book.dim, book.bits
+    quantise, write = quantiser(book), _word_writer(dim, bits)
+
+    @kernel
+    def encode(x_N, lo, inv_step, y_K, codes_G, words_W, out_B):  # type: ignore[no-untyped-def]
+        N = x_N.shape[0]
+        for start in range(0, N, BLOCK):
+            n, at = min(BLOCK, N - start), np.uint64(start)
+            if N > FAR:
+                prefetch_read(x_N, at + np.uint64(BLOCK))
+            _scale(x_N, at, n, lo, inv_step, y_K)
+            y_K[n : n + 7] = 0
+            quantise(y_K, (n + dim - 1) // dim, codes_G)
+            write(words_W, n, out_B, np.uint64(start * bits // 8))
+
+    return encode
+
+
+@cache
+def column_encoder(book: Book) -> Any:
+    """Kernel behind `encode_lattice_columns`; like `encoder`, with a part of a row as the unit."""
+    dim, bits = book.dim, book.bits
+    quantise, write = quantiser(book), _word_writer(dim, bits)
+
+    @kernel
+    def encode(x_RC, lo_C, inv_step_C, y_K, codes_G, words_W, out_B):  # type: ignore[no-untyped-def]
+        R, C = x_RC.shape
+        r, c = 0, 0
+        for start in range(0, R * C, BLOCK):
+            n, done = min(BLOCK, R * C - start), 0
+            while done < n:  # the rest of a row, or as much of it as the block takes
+                m = min(C - c, n - done)
+                to = np.uint64(done)
+                _scale_row(x_RC, np.uint64(r), np.uint64(c), m, lo_C, inv_step_C, y_K, to)
+                done += m
+                c += m
+                if c == C:
+                    r, c = r + 1, 0
+            y_K[n : n + 7] = 0
+            quantise(y_K, (n + dim - 1) // dim, codes_G)
+            write(words_W, n, out_B, np.uint64(start * bits // 8))
+
+    return encode
+
+
+@cache
+def decoder(book: Book) -> Any:
+    """Kernel behind `decode_lattice`, compiled at its first call."""
+    dim, bits = book.dim, book.bits
+    locate, read = locator(book), _word_reader(dim, bits)
+
+    @kernel
+    def decode(in_B, lo, step, y_K, codes_G, words_W, out_N):  # type: ignore[no-untyped-def]
+        N = out_N.shape[0]
+        for start in range(0, N, BLOCK):
+            n, at = min(BLOCK, N - start), np.uint64(start)
+            if N > FAR:
+                prefetch_write(out_N, at + np.uint64(BLOCK))
+            read(in_B, np.uint64(start * bits // 8), n, words_W)
+            locate(codes_G, (n + dim - 1) // dim, y_K)
+            _unscale(y_K, n, lo, step, out_N, at)
+
+    return decode
+
+
+@cache
+def column_decoder(book: Book) -> Any:
+    """Kernel behind `decode_lattice_columns`, compiled at its first call."""
+    dim, bits = book.dim, book.bits
+    locate, read = locator(book), _word_reader(dim, bits)
+
+    @kernel
+    def decode(in_B, lo_C, step_C, y_K, codes_G, words_W, out_RC):  # type: ignore[no-untyped-def]
+        R, C = out_RC.shape
+        r, c = 0, 0
+        for start in range(0, R * C, BLOCK):
+            n, done = min(BLOCK, R * C - start), 0
+            read(in_B, np.uint64(start * bits // 8), n, words_W)
+            locate(codes_G, (n + dim - 1) // dim, y_K)
+            while done < n:
+                m = min(C - c, n - done)
+                row, column = np.uint64(r), np.uint64(c)
+                _unscale_row(y_K, np.uint64(done), m, lo_C, step_C, out_RC, row, column)
+                done += m
+                c += m
+                if c == C:
+                    r, c = r + 1, 0
+
+    return decode
+
+
+def encode_lattice(
+    x_N: np.ndarray, lo: float, inv_step: float, book: Book, out_B: np.ndarray
+) -> None:
+    """Quantise and pack N finite values with one centre and step.
+
+    x_N      : float32, shape (N,)   any stride
+    lo       : float                 value of the book's origin; used as float32
+    inv_step : float                 1 / unit of length, 0 if all values are equal; as float32
+    out_B    : uint8, shape (code_nbytes(N, book.dim, book.bits),)   overwritten
+    """
+    run = encoder(book)
+    run(x_N, np.float32(lo), np.float32(inv_step), *scratch(book.dim), out_B)
+
+
+def encode_lattice_columns(
+    x_RC: np.ndarray, lo_C: np.ndarray, inv_step_C: np.ndarray, book: Book, out_B: np.ndarray
+) -> None:
+    """Like `encode_lattice` with a centre and a step per column; groups in row-major order.
+
+    x_RC             : float32, shape (R, C)   any strides
+    lo_C, inv_step_C : float32, shape (C,), contiguous
+    out_B            : uint8, shape (code_nbytes(R * C, book.dim, book.bits),)   overwritten
+    """
+    column_encoder(book)(x_RC, lo_C, inv_step_C, *scratch(book.dim), out_B)
+
+
+def decode_lattice(in_B: np.ndarray, lo: float, step: float, book: Book, out_N: np.ndarray) -> None:
+    """Unpack and scale N values.
+
+    in_B  : uint8, shape (code_nbytes(N, book.dim, book.bits),)   any bytes decode to codewords
+    lo    : float                value of the book's origin; used as float32
+    step  : float                unit of length; used as float32
+    out_N : float32, shape (N,)  overwritten
+    """
+    decoder(book)(in_B, np.float32(lo), np.float32(step), *scratch(book.dim), out_N)
+
+
+def decode_lattice_columns(
+    in_B: np.ndarray, lo_C: np.ndarray, step_C: np.ndarray, book: Book, out_RC: np.ndarray
+) -> None:
+    """Like `decode_lattice` with a centre and a step per column.
+
+    lo_C, step_C : float32, shape (C,), contiguous
+    out_RC       : float32, shape (R, C)   overwritten
+    """
+    column_decoder(book)(in_B, lo_C, step_C, *scratch(book.dim), out_RC)

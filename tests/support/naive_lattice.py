@@ -1,0 +1,59 @@
+"""Slow twins of the lattice kernels: lists of points, all distances, Python integers.
+
+Nothing here imports the package. A lattice is given by what it is, not by how it is searched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+
+def a2_points(reach: int) -> np.ndarray:
+    """i * (1, 0) + j * (1/2, sqrt(3)/2) for |i|, |j| <= reach."""
+    steps = range(-reach, reach + 1)
+    return np.array([(i + j / 2, j * math.sqrt(3) / 2) for i in steps for j in steps])
+
+
+def even_points(dim: int, reach: int) -> np.ndarray:
+    """D_dim: integer points with an even sum, coordinates up to `reach`."""
+    points = itertools.product(range(-reach, reach + 1), repeat=dim)
+    return np.array([p for p in points if sum(p) % 2 == 0], float)
+
+
+def e8_roots() -> np.ndarray:
+    """The 240 shortest vectors of E8, by which every Voronoi cell is bounded."""
+    pairs = [
+        (s * (k == i) + t * (k == j) for k in range(8))
+        for i in range(8)
+        for j in range(i)
+        for s in (1, -1)
+        for t in (1, -1)
+    ]
+    halves = [p for p in itertools.product((0.5, -0.5), repeat=8) if sum(p) % 2 == 0]
+    return np.array([tuple(p) for p in pairs] + halves, float)
+
+
+def book_points(sides, first, spacing, parity: bool) -> np.ndarray:
+    """All codewords in the order of their indices, first coordinate fastest, in units of a step."""
+    points = []
+    for side, start in zip(sides, first, strict=True):
+        for digits in itertools.product(*(range(n) for n in side[::-1])):
+            d = digits[::-1]
+            if not parity or sum(d) % 2 == 0:
+                points.append([(k + a) * gap for k, a, gap in zip(d, start, spacing, strict=True)])
+    return np.array(points)
+
+
+def nearest(points: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(index, squared distance) of the point nearest to each row of `x`, by looking at all."""
+    squares = np.array([((points - row) ** 2).sum(axis=1) for row in np.asarray(x, float)])
+    return squares.argmin(axis=1), squares.min(axis=1)
+
+
+def pack(codes, width: int) -> bytes:
+    """Index n occupies bits n * width .. n * width + width - 1, lowest first."""
+    number = sum(int(code) << (n * width) for n, code in enumerate(codes))
+    return number.to_bytes(math.ceil(len(codes) * width / 8), "little")
