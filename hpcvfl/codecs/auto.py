@@ -52,7 +52,7 @@ class AutoCodec(Codec):
         inner = options.get("codec", DEFAULT_INNER)
         if not 0 < error < 1:
             raise ConfigError(f"codec auto: error = {error:g}; due is a share, between 0 and 1")
-        if not (horizon >= 1 and horizon == int(horizon)):
+        if not (1 <= horizon < 2**32 and horizon == int(horizon)):
             raise ConfigError(f"codec auto: horizon = {horizon:g}; due is a number of rounds")
         name, known = split_spec(inner)
         if "bits" in known:

@@ -117,8 +117,14 @@ def prepare(config: Config, transport: Transport, begun_s: float | None = None) 
     total = min(total, config.algorithm.rounds or total)
     if total >= MAX_ROUNDS:
         raise ConfigError(f"algorithm: {total} rounds; a header counts fewer than {MAX_ROUNDS}")
-    pattern, memory_folder = config.transport.pattern, config.run.memory_folder
-    swap = Exchange(transport, agreement, pattern, memory_folder)
+    made: list[Exchange] = []
+
+    def make_exchange() -> None:
+        pattern, memory_folder = config.transport.pattern, config.run.memory_folder
+        made.append(Exchange(transport, agreement, pattern, memory_folder))
+
+    together(transport, make_exchange)  # memories of error feedback may not fit
+    swap = made[0]
     swap.compile_codecs(min(data.batch_size, block.shard.num_rows))
     clock.to("other")
     return Run(config, block, swap, transport, meter, messages[0], clock, batches, path, total)

@@ -12,11 +12,13 @@ from mpi4py import MPI
 from support.runs import run_threads, same_bits, tiny, weights
 from test_transport_mpi import RecordingComm
 
+from hpcvfl.codecs import table
 from hpcvfl.engine.folder import read_config
 from hpcvfl.engine.run import evaluate_run, train
 from hpcvfl.transport.mpi import MpiTransport
 
 WORLD = MPI.COMM_WORLD
+GAUSS = "scalar:bits=2,range=gauss,scope=column"
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
 
 
@@ -43,7 +45,7 @@ def everywhere_equal(ok):
 
 
 @pytest.mark.parametrize("tower", ["mlp", "support.modules:DropoutTower"])
-@pytest.mark.parametrize("codec", ["none", "scalar:bits=2,range=gauss,scope=column"])
+@pytest.mark.parametrize("codec", ["none", GAUSS])
 def test_threads_hub_and_allgather_give_the_same_bits(folder, tower, codec):
     def config(pattern):
         return tiny(
@@ -64,6 +66,44 @@ def test_threads_hub_and_allgather_give_the_same_bits(folder, tower, codec):
         ok = ok and alone["wire_bytes"] == hub["wire_bytes"]
         ok = ok and alone["wire_bytes_by"]["train"] == hub["wire_bytes_by"]["train"]
     assert everywhere_equal(ok)
+
+
+FAMILY = [
+    *sorted(c.examples[0] for c in table.CODECS.values() if not c.stateful),
+    "topk:k=1,values=scalar:bits=2",
+    "topk:ratio=0.3,per=row",
+    f"ef({GAUSS})",
+    "ef16(scalar:bits=2)",
+    "ef(auto:error=0.05,codec=scalar)",
+    "auto:error=0.2,horizon=2",
+]
+"""At least one codec of every name, each for the embeddings and the head."""
+
+
+@pytest.mark.parametrize("spec", FAMILY)
+def test_every_codec_gives_over_mpi_what_it_gives_in_one_process(folder, spec):
+    # Six rounds of four batches: the last two meet samples that a memory knows already.
+    config = tiny(
+        folder,
+        num_parties=WORLD.size - 1,
+        codec=spec,
+        head_codec=spec,
+        algorithm__rounds=6,
+        algorithm__local_steps=2,
+    )
+    summary = over_mpi(config)
+    ok = True
+    if WORLD.rank == 0:
+        alone = run_threads(config)
+        ok = same_bits(weights(alone), weights(summary))
+        ok = ok and alone["wire_bytes"] == summary["wire_bytes"]
+        ok = ok and messages(alone) == messages(summary)
+    assert everywhere_equal(ok)
+
+
+def messages(summary):
+    """Errors and bits of every message of a run."""
+    return (Path(summary["folder"]) / "messages.jsonl").read_text()
 
 
 def test_float64_is_the_same_over_mpi(folder):

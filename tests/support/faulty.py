@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from hpcvfl.transport.base import Bytes, Slots, Transport, Wrapper
 
@@ -16,6 +19,7 @@ class Fault:
     action : "drop"   the verb is not posted; this rank goes on as if it had been
              "cut"    all bytes of the frame from byte `at` on are lost: they leave as zeros
              "flip"   bit `at` of the frame leaves inverted
+             "lie"    byte `at` of the header leaves as `value`, with a checksum that fits
              "stall"  this rank sleeps `seconds` first
     verb   : the verb it happens in
     call   : in which call of that verb, counted from 0
@@ -28,6 +32,7 @@ class Fault:
     at: int = 0
     seconds: float = 0.0
     frame: int | None = None
+    value: int = 0
 
 
 class Faulty(Wrapper):
@@ -78,6 +83,9 @@ class Faulty(Wrapper):
         before_B = frame_B.copy()
         if fault.action == "cut":
             frame_B[fault.at :] = 0
+        elif fault.action == "lie":
+            frame_B[fault.at] = fault.value
+            frame_B[60:64] = np.frombuffer(zlib.crc32(frame_B[:60]).to_bytes(4, "little"), np.uint8)
         else:
             assert fault.action == "flip", fault.action
             frame_B[fault.at // 8] ^= 1 << (fault.at % 8)
