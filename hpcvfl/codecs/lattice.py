@@ -58,6 +58,8 @@ class LatticeCodec(Codec):
     examples = (
         *(f"lattice:dim=2,bits={b}" for b in (1, 2, 3, 4, 8)),
         *(f"lattice:dim=4,bits={b}" for b in (1, 3, 8)),
+        *(f"lattice:dim=8,bits={b}" for b in (1, 2, 5, 8)),
+        "lattice:dim=8,bits=3,range=minmax,scope=column",
         "lattice:dim=2,bits=2,scope=column",
         "lattice:dim=4,bits=2,range=minmax,scope=column",
         "lattice:dim=2,bits=3,range=fixed:-1:1",
@@ -70,7 +72,7 @@ class LatticeCodec(Codec):
     ) -> LatticeCodec:
         """From the options of a spec string; ConfigError names option, value and choices."""
         known_options(cls.name, options, ("dim", "bits", "range", "scope"))
-        for option, choices in (("dim", "2, 4"), ("bits", "1 to 8")):
+        for option, choices in (("dim", "2, 4, 8"), ("bits", "1 to 8")):
             if option not in options:
                 raise ConfigError(
                     f"codec lattice: {option} is missing; possible: {choices}, "

@@ -30,8 +30,9 @@ def _both_boxes(y, a, b, top_a, top_b):  # type: ignore[no-untyped-def]
     return p, q, (f - e) * (f + e)
 
 
-def _boxes_2(book: Book) -> Any:
-    """Kernel (y_K, G, codes_G): codes of G groups of two values."""
+@cache
+def boxes_2(book: Book) -> Any:
+    """Kernel (y_K, G, codes_G, room): codes of G groups of two values."""
     (a0, a1), (b0, b1) = as_float32(book.first[0]), as_float32(book.first[1])
     (A0, A1), (B0, B1) = (as_float32([n - 1 for n in side]) for side in book.sides)
     per_gap, square = as_float32((1 / book.spacing[1], book.spacing[1] ** 2))
@@ -39,7 +40,7 @@ def _boxes_2(book: Book) -> Any:
     behind = np.float32(book.counts[0])
 
     @helper
-    def quantise(y_K, G, codes_G):  # type: ignore[no-untyped-def]
+    def quantise(y_K, G, codes_G, room):  # type: ignore[no-untyped-def]
         wide()
         for g in range(np.uint64(G)):
             i = g * np.uint64(2)
@@ -52,8 +53,9 @@ def _boxes_2(book: Book) -> Any:
     return quantise
 
 
-def _boxes_4(book: Book) -> Any:
-    """Kernel (y_K, G, codes_G): codes of G groups of four values."""
+@cache
+def boxes_4(book: Book) -> Any:
+    """Kernel (y_K, G, codes_G, room): codes of G groups of four values."""
     (a0, a1, a2, a3), (b0, b1, b2, b3) = (as_float32(first) for first in book.first)
     (A0, A1, A2, A3), (B0, B1, B2, B3) = (as_float32([n - 1 for n in s]) for s in book.sides)
     (rowA, _, slabA, _), (rowB, _, slabB, _) = (as_float32(side) for side in book.sides)
@@ -61,7 +63,7 @@ def _boxes_4(book: Book) -> Any:
     behind = np.uint32(book.counts[0])
 
     @helper
-    def quantise(y_K, G, codes_G):  # type: ignore[no-untyped-def]
+    def quantise(y_K, G, codes_G, room):  # type: ignore[no-untyped-def]
         wide()
         for g in range(np.uint64(G)):
             i = g * np.uint64(4)
@@ -80,8 +82,9 @@ def _boxes_4(book: Book) -> Any:
     return quantise
 
 
-def _points_2(book: Book) -> Any:
-    """Kernel (codes_G, G, y_K): inverse of `_boxes_2`; a code behind the last counts as the
+@cache
+def points_2(book: Book) -> Any:
+    """Kernel (codes_G, G, y_K, room): inverse of `boxes_2`; a code behind the last counts as the
     last.
     """
     (a0, a1), (b0, b1) = as_float32(book.first[0]), as_float32(book.first[1])
@@ -89,7 +92,7 @@ def _points_2(book: Book) -> Any:
     gap, behind, last = np.float32(book.spacing[1]), *_limits(book)
 
     @helper
-    def locate(codes_G, G, y_K):  # type: ignore[no-untyped-def]
+    def locate(codes_G, G, y_K, room):  # type: ignore[no-untyped-def]
         wide()
         for g in range(np.uint64(G)):
             code = min(np.uint32(codes_G[g]), last)
@@ -104,8 +107,9 @@ def _points_2(book: Book) -> Any:
     return locate
 
 
-def _points_4(book: Book) -> Any:
-    """Kernel (codes_G, G, y_K): inverse of `_boxes_4`; a code behind the last counts as the
+@cache
+def points_4(book: Book) -> Any:
+    """Kernel (codes_G, G, y_K, room): inverse of `boxes_4`; a code behind the last counts as the
     last.
     """
     (a0, a1, a2, a3), (b0, b1, b2, b3) = (as_float32(first) for first in book.first)
@@ -114,7 +118,7 @@ def _points_4(book: Book) -> Any:
     behind, last = _limits(book)
 
     @helper
-    def locate(codes_G, G, y_K):  # type: ignore[no-untyped-def]
+    def locate(codes_G, G, y_K, room):  # type: ignore[no-untyped-def]
         wide()
         for g in range(np.uint64(G)):
             code = min(np.uint32(codes_G[g]), last)
@@ -138,15 +142,3 @@ def _points_4(book: Book) -> Any:
 def _limits(book: Book) -> tuple[np.uint32, np.uint32]:
     """(first code of the second box, last code)."""
     return np.uint32(book.counts[0]), np.uint32(sum(book.counts) - 1)
-
-
-@cache
-def quantiser(book: Book) -> Any:
-    """Kernel (y_K, G, codes_G): the index of the codeword nearest to each of G groups."""
-    return {2: _boxes_2, 4: _boxes_4}[book.dim](book)
-
-
-@cache
-def locator(book: Book) -> Any:
-    """Kernel (codes_G, G, y_K): the codewords; an index behind the last counts as the last."""
-    return {2: _points_2, 4: _points_4}[book.dim](book)

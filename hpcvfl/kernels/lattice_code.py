@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcvfl.kernels import lattice_e8
 from hpcvfl.kernels.compiling import (
     BLOCK,
     FAR,
@@ -28,7 +29,7 @@ from hpcvfl.kernels.compiling import (
     wide,
 )
 from hpcvfl.kernels.lattice_book import Book
-from hpcvfl.kernels.lattice_boxes import locator, quantiser
+from hpcvfl.kernels.lattice_boxes import boxes_2, boxes_4, points_2, points_4
 
 FAR_OUT = 2.0**20
 """Steps from the centre at which a coordinate is cut off, so that float32 still tells its codewords
@@ -47,12 +48,20 @@ def code_type(dim: int) -> Any:
     return {2: np.uint16, 4: np.uint32, 8: np.uint64}[dim]
 
 
-def scratch(dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(y_K, codes_G, words_W): scaled values of a block and up to 7 more, codes, the same as
-    words.
+def scratch(dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
+    """(y_K, codes_G, words_W, room): scaled values of a block and up to 7 more, its codes, the same
+    bytes as words, and what the kernels of `dim` need besides.
     """
     words_W = np.zeros(BLOCK // 8, np.uint64)
-    return np.zeros(BLOCK + 8, np.float32), words_W.view(code_type(dim)), words_W
+    room = lattice_e8.scratch() if dim == 8 else ()
+    return np.zeros(BLOCK + 8, np.float32), words_W.view(code_type(dim)), words_W, room
+
+
+_QUANTISERS: dict[int, Any] = {2: boxes_2, 4: boxes_4, 8: lattice_e8.boxes_8}
+"""By dimension: makes the kernel (y_K, G, codes_G, room) that finds the indices of G groups."""
+
+_LOCATORS: dict[int, Any] = {2: points_2, 4: points_4, 8: lattice_e8.points_8}
+"""By dimension: makes the kernel (codes_G, G, y_K, room), its inverse."""
 
 
 def _joins(dim: int, bits: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
@@ -167,10 +176,10 @@ def _unscale_row(y_K, done, n, lo_C, step_C, out_RC, r, c):  # type: ignore[no-u
 def encoder(book: Book) -> Any:
     """Kernel behind `encode_lattice`, compiled at its first call."""
     dim, bits = book.dim, book.bits
-    quantise, write = quantiser(book), _word_writer(dim, bits)
+    quantise, write = _QUANTISERS[dim](book), _word_writer(dim, bits)
 
     @kernel
-    def encode(x_N, lo, inv_step, y_K, codes_G, words_W, out_B):  # type: ignore[no-untyped-def]
+    def encode(x_N, lo, inv_step, y_K, codes_G, words_W, room, out_B):  # type: ignore[no-untyped-def]
         N = x_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
@@ -178,7 +187,7 @@ def encoder(book: Book) -> Any:
                 prefetch_read(x_N, at + np.uint64(BLOCK))
             _scale(x_N, at, n, lo, inv_step, y_K)
             y_K[n : n + 7] = 0
-            quantise(y_K, (n + dim - 1) // dim, codes_G)
+            quantise(y_K, (n + dim - 1) // dim, codes_G, room)
             write(words_W, n, out_B, np.uint64(start * bits // 8))
 
     return encode
@@ -188,10 +197,10 @@ def encoder(book: Book) -> Any:
 def column_encoder(book: Book) -> Any:
     """Kernel behind `encode_lattice_columns`; like `encoder`, with a part of a row as the unit."""
     dim, bits = book.dim, book.bits
-    quantise, write = quantiser(book), _word_writer(dim, bits)
+    quantise, write = _QUANTISERS[dim](book), _word_writer(dim, bits)
 
     @kernel
-    def encode(x_RC, lo_C, inv_step_C, y_K, codes_G, words_W, out_B):  # type: ignore[no-untyped-def]
+    def encode(x_RC, lo_C, inv_step_C, y_K, codes_G, words_W, room, out_B):  # type: ignore[no-untyped-def]
         R, C = x_RC.shape
         r, c = 0, 0
         for start in range(0, R * C, BLOCK):
@@ -205,7 +214,7 @@ def column_encoder(book: Book) -> Any:
                 if c == C:
                     r, c = r + 1, 0
             y_K[n : n + 7] = 0
-            quantise(y_K, (n + dim - 1) // dim, codes_G)
+            quantise(y_K, (n + dim - 1) // dim, codes_G, room)
             write(words_W, n, out_B, np.uint64(start * bits // 8))
 
     return encode
@@ -215,17 +224,17 @@ def column_encoder(book: Book) -> Any:
 def decoder(book: Book) -> Any:
     """Kernel behind `decode_lattice`, compiled at its first call."""
     dim, bits = book.dim, book.bits
-    locate, read = locator(book), _word_reader(dim, bits)
+    locate, read = _LOCATORS[dim](book), _word_reader(dim, bits)
 
     @kernel
-    def decode(in_B, lo, step, y_K, codes_G, words_W, out_N):  # type: ignore[no-untyped-def]
+    def decode(in_B, lo, step, y_K, codes_G, words_W, room, out_N):  # type: ignore[no-untyped-def]
         N = out_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
             if N > FAR:
                 prefetch_write(out_N, at + np.uint64(BLOCK))
             read(in_B, np.uint64(start * bits // 8), n, words_W)
-            locate(codes_G, (n + dim - 1) // dim, y_K)
+            locate(codes_G, (n + dim - 1) // dim, y_K, room)
             _unscale(y_K, n, lo, step, out_N, at)
 
     return decode
@@ -235,16 +244,16 @@ def decoder(book: Book) -> Any:
 def column_decoder(book: Book) -> Any:
     """Kernel behind `decode_lattice_columns`, compiled at its first call."""
     dim, bits = book.dim, book.bits
-    locate, read = locator(book), _word_reader(dim, bits)
+    locate, read = _LOCATORS[dim](book), _word_reader(dim, bits)
 
     @kernel
-    def decode(in_B, lo_C, step_C, y_K, codes_G, words_W, out_RC):  # type: ignore[no-untyped-def]
+    def decode(in_B, lo_C, step_C, y_K, codes_G, words_W, room, out_RC):  # type: ignore[no-untyped-def]
         R, C = out_RC.shape
         r, c = 0, 0
         for start in range(0, R * C, BLOCK):
             n, done = min(BLOCK, R * C - start), 0
             read(in_B, np.uint64(start * bits // 8), n, words_W)
-            locate(codes_G, (n + dim - 1) // dim, y_K)
+            locate(codes_G, (n + dim - 1) // dim, y_K, room)
             while done < n:
                 m = min(C - c, n - done)
                 row, column = np.uint64(r), np.uint64(c)
