@@ -1,5 +1,5 @@
-"""The command line: one function per verb, and the one place where errors are caught and ranks
-ended.
+"""The command line: one function per verb, and the one place where errors are caught (ranks are
+ended in everywhere.py).
 
 Heavy libraries are imported inside the verbs, so that `--help` is quick and the affinity of the
 process can be looked at before torch changes it.
@@ -11,18 +11,16 @@ import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hpcvfl.errors import ConfigError, DataError, HpcvflError
+from hpcvfl.everywhere import alone, complain, on_every_rank, tell_all
 
 if TYPE_CHECKING:
     from hpcvfl.config import Config
     from hpcvfl.transport.base import Transport
-
-T = TypeVar("T")
 
 USAGE = """usage: hpcvfl VERB ...
 
@@ -31,7 +29,10 @@ USAGE = """usage: hpcvfl VERB ...
   evaluate RUN                              accuracy of a finished run from its folder
   report RUN [RUN ..] [--out FOLDER]        table and plots of one or several runs; plots go to
                                             --out, else to the one run's folder or this one
-  doctor                                    ranks, MPI, launcher, affinity, threads, versions
+  doctor [CONFIG ..]                        ranks, MPI, launcher, affinity, threads, versions; the
+                                            memory that a config's error feedback takes
+  theory --batch-size B --embedding-dim P   bits, cell volume and k that C-VFL's convergence asks
+         --range D --steps T                for
   bench kernels|exchange|round [--smoke] [--json FILE]
 
 in one process:  hpcvfl train digits
@@ -53,12 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"unknown verb {verb!r}; verbs: {', '.join(VERBS)}")
             return VERBS[verb](arguments[1:])
         except HpcvflError as error:
-            return _tell_all(error)
+            return tell_all(error)
     except HpcvflError as error:
-        _complain(str(error))
+        complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         return 130
 
 
@@ -113,7 +114,7 @@ def report(arguments: list[str]) -> int:
     from hpcvfl.engine import folder
     from hpcvfl.report.tables import closing_table, comparison
 
-    _alone("report")
+    alone("report")
     out = None
     if "--out" in arguments:
         at = arguments.index("--out")
@@ -152,15 +153,15 @@ def _finished(
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print what this machine and launch look like to the program."""
-    if arguments:
-        raise ConfigError(f"doctor: takes no argument, {arguments[0]!r} came")
+    """Print what this machine and launch look like to the program, and what a config would take."""
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     from hpcvfl.engine.doctor import examine, text
     from hpcvfl.transport import launcher
 
+    # With any number of ranks: the config is looked at, not run.
+    config = load_config(arguments) if arguments else None
     found = on_every_rank(
-        lambda: None, lambda _, transport: examine(transport, affinity), refuse=False
+        lambda: None, lambda _, transport: examine(transport, affinity, config), refuse=False
     )
     if found is None:
         return 0
@@ -171,11 +172,20 @@ def doctor(arguments: list[str]) -> int:
     return 0
 
 
+def theory(arguments: list[str]) -> int:
+    """Print what C-VFL's theory asks of the codecs for given sizes."""
+    from hpcvfl import theory as calculator
+
+    alone("theory")
+    print(calculator.page(calculator.parse(arguments)))
+    return 0
+
+
 def bench(arguments: list[str]) -> int:
     """Run one of the shipped benchmarks."""
     from importlib import import_module
 
-    _alone("bench")
+    alone("bench")
     names = ("kernels", "exchange", "round")
     if not arguments or arguments[0] not in names:
         raise ConfigError(f"bench: which one? {', '.join(names)}")
@@ -187,6 +197,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "evaluate": evaluate,
     "report": report,
     "doctor": doctor,
+    "theory": theory,
     "bench": bench,
 }
 
@@ -228,134 +239,6 @@ def _read_config_table(name: str) -> dict[str, Any]:
         )
     with resources.as_file(presets / f"{name}.toml") as preset:
         return read_toml(preset)
-
-
-def on_every_rank(
-    configure: Callable[[], T],
-    work: Callable[[T, Transport], dict[str, Any]],
-    refuse: bool = True,
-) -> dict[str, Any] | None:
-    """Run `work(configure(), transport)` on every rank; the result on rank 0, None on the others.
-
-    One process: ranks are threads of it. Under a launcher this process is one rank, and an error
-    on any rank ends all of them: shared ones after rank 0 has printed them, others by an abort.
-
-    refuse : whether a launcher that disagrees with the communicator is an error before any work
-    """
-    from hpcvfl.transport import launcher
-
-    failure: HpcvflError | None = None
-    config: Any = None
-    try:
-        config = configure()
-    except HpcvflError as error:
-        failure = error
-    except Exception as error:  # a fault of the program; the other ranks must hear of it too
-        traceback.print_exc()
-        failure = HpcvflError(f"{type(error).__name__}: {error}")
-    wanted = config.transport.name if hasattr(config, "transport") else "auto"
-    if wanted == "mpi" or (wanted == "auto" and launcher.is_launched()):
-        return _under_mpi(config, failure, work, refuse)
-    if failure:
-        raise failure
-    if (launcher.expected_size() or 1) > 1:
-        raise ConfigError(
-            f"transport.name = 'threads', but the launcher started {launcher.expected_size()}"
-            " processes; start one, or leave transport.name at auto"
-        )
-    from hpcvfl.transport.threads import ThreadsWorld
-
-    size = config.num_parties + 1 if hasattr(config, "num_parties") else 1
-    try:
-        return ThreadsWorld(size).run(lambda transport: work(config, transport))[0]
-    except SystemExit as error:  # whatever its status says, the run has not ended
-        raise HpcvflError(f"a module of the model ended the program ({error!r})") from None
-
-
-def _under_mpi(
-    config: Any,
-    failure: HpcvflError | None,
-    work: Callable[[Any, Transport], dict[str, Any]],
-    refuse: bool,
-) -> dict[str, Any] | None:
-    try:
-        from hpcvfl.transport.mpi import MpiTransport, abort_all
-    except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
-        raise ConfigError(
-            f"transport mpi: {error}; install it with: pip install 'hpcvfl[mpich]', or on a cluster"
-            " with its own MPI: pip install 'hpcvfl[mpi]'"
-        ) from None
-    from hpcvfl.engine.agree import together
-    from hpcvfl.transport import launcher
-
-    first_timeout_s = config.transport.first_timeout_s if hasattr(config, "transport") else 900.0
-    try:
-        transport = MpiTransport(timeout_s=first_timeout_s)
-    except HpcvflError as error:
-        _complain(str(error), rank=0)
-        abort_all(error.exit_code)
-        raise
-    try:
-        if refuse:
-            launcher.check(transport.size, transport.rank)
-
-        def same_start() -> None:
-            if failure:
-                raise failure
-
-        together(transport, same_start)
-        result = work(config, transport)
-        transport.barrier()  # has a timeout and names who is missing; leaving MPI has neither
-        transport.close()
-        return result if transport.rank == 0 else None
-    except HpcvflError as error:
-        if error.everywhere:
-            if transport.rank == 0:
-                _complain(str(error), rank=0)
-            transport.leave(error.exit_code)
-        if transport.size == 1:  # nobody else is there; one of N such processes speaks
-            raise
-        text = str(error)
-        prefix = "" if text.startswith("rank ") else f"rank {transport.rank}: "
-        _complain(prefix + text, rank=0)
-        transport.abort(error.exit_code)
-        raise
-    except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        code = 130 if interrupted else 1
-        text = "interrupted" if interrupted else traceback.format_exc()
-        _complain(f"rank {transport.rank}: {text}", rank=0)
-        transport.abort(code)
-        raise
-
-
-def _tell_all(error: HpcvflError) -> int:
-    """Raise `error`, under a launcher on every rank: others may wait for this one in MPI_Init."""
-    from hpcvfl.transport import launcher
-
-    if not launcher.is_launched() or launcher.expected_size() == 1 or "mpi4py.MPI" in sys.modules:
-        raise error
-    _under_mpi(None, error, lambda config, transport: {}, refuse=True)
-    raise error
-
-
-def _alone(verb: str) -> None:
-    """Refuse to run a verb of one process once for every rank."""
-    from hpcvfl.transport import launcher
-
-    if launcher.is_launched() and launcher.expected_size() != 1:
-        raise ConfigError(
-            f"{verb}: runs in one process, the launcher started"
-            f" {launcher.expected_size() or 'several'}; start it without mpiexec"
-        )
-
-
-def _complain(text: str, rank: int | None = None) -> None:
-    """One line on stderr; of processes that all hit the same wall, the first alone speaks."""
-    from hpcvfl.transport import launcher
-
-    if (launcher.expected_rank() if rank is None else rank) in (None, 0):
-        print(f"hpcvfl: {text}", file=sys.stderr, flush=True)
 
 
 def _say_about(verb: str) -> int:

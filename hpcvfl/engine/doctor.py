@@ -9,9 +9,14 @@ from typing import Any
 
 import torch
 
+from hpcvfl.codecs import table
+from hpcvfl.codecs.feedback import FeedbackCodec, memory_nbytes
+from hpcvfl.config import Config
+from hpcvfl.data import load
 from hpcvfl.engine.agree import exchange
 from hpcvfl.engine.run import versions
 from hpcvfl.errors import ConfigError
+from hpcvfl.models import build_head
 from hpcvfl.transport import launcher
 from hpcvfl.transport.base import Transport
 
@@ -20,10 +25,13 @@ LAUNCHER_NAMES = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM
 THREAD_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_PROC_BIND")
 
 
-def examine(transport: Transport, affinity_before: list[int]) -> dict[str, Any]:
+def examine(
+    transport: Transport, affinity_before: list[int], config: Config | None = None
+) -> dict[str, Any]:
     """Everybody's findings, the same on every rank.
 
     affinity_before : cores this process could use before torch was imported
+    config          : of a run whose needs are to be told
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     own = {
@@ -53,7 +61,28 @@ def examine(transport: Transport, affinity_before: list[int]) -> dict[str, Any]:
         "launched_by": launch.name if launch else "no launcher",
         "cores": os.cpu_count() or 1,
         "versions": versions(),
+        "memory": memory(config) if config and transport.rank == 0 else "",
     }
+
+
+def memory(config: Config) -> str:
+    """What the memories of error feedback take on every rank; reads the server's part of the data.
+
+    Payloads are relayed, so that every rank remembers every party's embeddings and the head.
+    """
+    codecs = [table.parse(config.for_block(k).codec) for k in range(1, config.num_parties + 1)]
+    codecs.append(table.parse(config.head_codec))
+    if not any(isinstance(codec, FeedbackCodec) for codec in codecs):
+        return "no error feedback: nothing is remembered from round to round"
+    shard = load(config.data, 0, config.num_parties, config.seed, config.dtype)
+    head = build_head(config.model, config.num_parties, shard.num_classes, torch.float32, 0)
+    rows, width = shard.num_rows, config.model.embedding_dim
+    total = sum(memory_nbytes(codec, rows, width) for codec in codecs[:-1])
+    total += memory_nbytes(codecs[-1], 1, sum(p.numel() for p in head.parameters()))
+    return (
+        f"{total / 1e6:.1f} MB of error feedback on every rank ({config.num_parties} parties x"
+        f" {rows} rows x {width} values); --run.memory-folder keeps it in files, ef16 halves it"
+    )
 
 
 def chosen(
@@ -92,6 +121,8 @@ def text(found: dict[str, Any]) -> str:
     )
     if max(shared.values()) > found["cores"]:
         lines.append("! more ranks than cores: fine for tests, not for timing")
+    if found["memory"]:
+        lines.append(f"memory     {found['memory']}")
     for name, value in {**ranks[0]["launcher"], **ranks[0]["threads"]}.items():
         lines.append(f"variable   {name}={value} (rank 0)")
     return "\n".join(lines)

@@ -141,14 +141,14 @@ def test_an_unwritable_run_folder_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["fly"], "verbs: train, evaluate, report, doctor, bench"),
+        (["fly"], "verbs: train, evaluate, report, doctor, theory, bench"),
         (["train"], "train: which config?"),
         (["evaluate"], "evaluate: one run folder is due"),
         (["evaluate", "nowhere"], "nowhere/config.toml: cannot be read"),
         (["report"], "report: name at least one run folder"),
         (["report", "nowhere"], "nowhere: no summary.json"),
         (["report", "--out"], "--out needs a folder"),
-        (["doctor", "please"], "doctor: takes no argument"),
+        (["doctor", "please"], "config 'please': no such preset"),
         (["bench", "everything"], "kernels, exchange, round"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
@@ -289,5 +289,5 @@ def test_report_of_several_runs_leaves_out_the_unfinished(tmp_path, capsys):
     said = capsys.readouterr()
     assert "test accuracy" in said.out
     assert "dead: no summary.json" in said.err
-    assert len(list((tmp_path / "out").glob("*.png"))) == 3
+    assert len(list((tmp_path / "out").glob("*.png"))) == 4
     assert main(["report", words[0], words[0]]) == 3

@@ -11,10 +11,12 @@ import torch
 from support.faulty import Fault, Faulty
 from support.runs import run_threads, same_bits, tiny, weights
 
+from hpcvfl.cli import main
 from hpcvfl.codecs import table
 from hpcvfl.codecs.frame import HEADER_NBYTES
 from hpcvfl.engine.run import train
 from hpcvfl.errors import ConfigError, WireError
+from hpcvfl.report.plots import draw
 from hpcvfl.transport.threads import ThreadsWorld
 
 GAUSS = "scalar:bits=1,range=gauss,scope=column"
@@ -136,3 +138,26 @@ def test_a_memory_folder_that_is_a_file_ends_the_run_on_all_ranks(tmp_path):
     config = tiny(tmp_path, codec="ef(none)", run__memory_folder=str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"run\.memory_folder"):
         run_threads(config)
+
+
+def test_the_doctor_tells_the_memory_that_feedback_takes(capsys):
+    asked = ["synthetic", "--data.num-samples", "1000", "--codec", "ef(scalar:bits=1)"]
+    assert main(["doctor", *asked, "--head-codec", "ef16(none)"]) == 0
+    shown = capsys.readouterr().out
+    # 800 of 1000 rows are for training: 4 parties x 800 x 16 x 4 bytes, and a head of 2 bytes each.
+    assert "memory     0.2 MB of error feedback on every rank (4 parties x 800 rows" in shown
+    assert main(["doctor", "synthetic"]) == 0
+    assert "no error feedback" in capsys.readouterr().out
+
+
+def test_errors_are_drawn_beside_the_accuracy(tmp_path):
+    lossy, exact = (
+        run_threads(tiny(tmp_path, codec=c, head_codec="none")) for c in ("scalar:bits=2", "none")
+    )
+    drawn = {
+        len(runs): draw([(s["folder"], lines(s, "metrics.jsonl")) for s in runs], tmp_path)
+        for runs in ([lossy], [lossy, exact])
+    }
+    assert [path.name for path in drawn[1]][-1] == "error-rounds.png"
+    assert len(drawn[2]) == 4
+    assert len(draw([("exact", lines(exact, "metrics.jsonl"))], tmp_path)) == 3

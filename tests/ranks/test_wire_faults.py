@@ -10,7 +10,9 @@ from hpcvfl.errors import TransportError, WireError
 from hpcvfl.transport.threads import ThreadsWorld
 
 SET_UP_ALLGATHERS = 8
-"""Four exchanges of text before the first round (blocks, folder, books, buffers), each with its lengths."""
+"""Four exchanges of text before the first round (blocks, folder, books, buffers), each with its
+lengths.
+"""
 
 
 def run_with(config, rank, fault):
@@ -30,7 +32,7 @@ def test_a_flipped_header_bit_of_a_party_is_found_by_who_receives_it(tmp_path, a
 
 
 def test_a_flipped_header_bit_of_the_server_is_found_by_the_parties(tmp_path):
-    with pytest.raises(WireError, match="rank [123], round 0: head from rank 0"):
+    with pytest.raises(WireError, match=r"rank [123], round 0: head from rank 0"):
         run_with(tiny(tmp_path), 0, Fault("flip", "broadcast", at=99))
 
 

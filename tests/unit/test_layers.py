@@ -40,7 +40,7 @@ ROOMS = {
 def layer_of(module):
     """ "hpcvfl.codecs.base" -> "codecs"; modules at the top are base, except the command line."""
     parts = module.split(".")[1:]
-    if not parts or parts[0] in ("cli", "__main__", "overrides"):
+    if not parts or parts[0] in ("cli", "__main__", "everywhere", "overrides"):
         return "cli" if parts else "base"
     return parts[0] if parts[0] in MAY_IMPORT else "base"
 

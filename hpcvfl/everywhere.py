@@ -1,0 +1,143 @@
+"""One piece of work on every rank, whatever started them; the one place where ranks are ended."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpcvfl.errors import ConfigError, HpcvflError
+
+if TYPE_CHECKING:
+    from hpcvfl.transport.base import Transport
+
+T = TypeVar("T")
+
+
+def on_every_rank(
+    configure: Callable[[], T],
+    work: Callable[[T, Transport], dict[str, Any]],
+    refuse: bool = True,
+) -> dict[str, Any] | None:
+    """Run `work(configure(), transport)` on every rank; the result on rank 0, None on the others.
+
+    One process: ranks are threads of it. Under a launcher this process is one rank, and an error
+    on any rank ends all of them: shared ones after rank 0 has printed them, others by an abort.
+
+    refuse : whether a launcher that disagrees with the communicator is an error before any work
+    """
+    from hpcvfl.transport import launcher
+
+    failure: HpcvflError | None = None
+    config: Any = None
+    try:
+        config = configure()
+    except HpcvflError as error:
+        failure = error
+    except Exception as error:  # a fault of the program; the other ranks must hear of it too
+        traceback.print_exc()
+        failure = HpcvflError(f"{type(error).__name__}: {error}")
+    wanted = config.transport.name if hasattr(config, "transport") else "auto"
+    if wanted == "mpi" or (wanted == "auto" and launcher.is_launched()):
+        return _under_mpi(config, failure, work, refuse)
+    if failure:
+        raise failure
+    if (launcher.expected_size() or 1) > 1:
+        raise ConfigError(
+            f"transport.name = 'threads', but the launcher started {launcher.expected_size()}"
+            " processes; start one, or leave transport.name at auto"
+        )
+    from hpcvfl.transport.threads import ThreadsWorld
+
+    size = config.num_parties + 1 if hasattr(config, "num_parties") else 1
+    try:
+        return ThreadsWorld(size).run(lambda transport: work(config, transport))[0]
+    except SystemExit as error:  # whatever its status says, the run has not ended
+        raise HpcvflError(f"a module of the model ended the program ({error!r})") from None
+
+
+def _under_mpi(
+    config: Any,
+    failure: HpcvflError | None,
+    work: Callable[[Any, Transport], dict[str, Any]],
+    refuse: bool,
+) -> dict[str, Any] | None:
+    try:
+        from hpcvfl.transport.mpi import MpiTransport, abort_all
+    except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
+        raise ConfigError(
+            f"transport mpi: {error}; install it with: pip install 'hpcvfl[mpich]', or on a cluster"
+            " with its own MPI: pip install 'hpcvfl[mpi]'"
+        ) from None
+    from hpcvfl.engine.agree import together
+    from hpcvfl.transport import launcher
+
+    first_timeout_s = config.transport.first_timeout_s if hasattr(config, "transport") else 900.0
+    try:
+        transport = MpiTransport(timeout_s=first_timeout_s)
+    except HpcvflError as error:
+        complain(str(error), rank=0)
+        abort_all(error.exit_code)
+        raise
+    try:
+        if refuse:
+            launcher.check(transport.size, transport.rank)
+
+        def same_start() -> None:
+            if failure:
+                raise failure
+
+        together(transport, same_start)
+        result = work(config, transport)
+        transport.barrier()  # has a timeout and names who is missing; leaving MPI has neither
+        transport.close()
+        return result if transport.rank == 0 else None
+    except HpcvflError as error:
+        if error.everywhere:
+            if transport.rank == 0:
+                complain(str(error), rank=0)
+            transport.leave(error.exit_code)
+        if transport.size == 1:  # nobody else is there; one of N such processes speaks
+            raise
+        text = str(error)
+        prefix = "" if text.startswith("rank ") else f"rank {transport.rank}: "
+        complain(prefix + text, rank=0)
+        transport.abort(error.exit_code)
+        raise
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        code = 130 if interrupted else 1
+        text = "interrupted" if interrupted else traceback.format_exc()
+        complain(f"rank {transport.rank}: {text}", rank=0)
+        transport.abort(code)
+        raise
+
+
+def tell_all(error: HpcvflError) -> int:
+    """Raise `error`, under a launcher on every rank: others may wait for this one in MPI_Init."""
+    from hpcvfl.transport import launcher
+
+    if not launcher.is_launched() or launcher.expected_size() == 1 or "mpi4py.MPI" in sys.modules:
+        raise error
+    _under_mpi(None, error, lambda config, transport: {}, refuse=True)
+    raise error
+
+
+def alone(verb: str) -> None:
+    """Refuse to run a verb of one process once for every rank."""
+    from hpcvfl.transport import launcher
+
+    if launcher.is_launched() and launcher.expected_size() != 1:
+        raise ConfigError(
+            f"{verb}: runs in one process, the launcher started"
+            f" {launcher.expected_size() or 'several'}; start it without mpiexec"
+        )
+
+
+def complain(text: str, rank: int | None = None) -> None:
+    """One line on stderr; of processes that all hit the same wall, the first alone speaks."""
+    from hpcvfl.transport import launcher
+
+    if (launcher.expected_rank() if rank is None else rank) in (None, 0):
+        print(f"hpcvfl: {text}", file=sys.stderr, flush=True)
