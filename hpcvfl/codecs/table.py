@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from hpcvfl.codecs.auto import AutoCodec
 from hpcvfl.codecs.base import Codec, split_spec
+from hpcvfl.codecs.best import BestCodec
 from hpcvfl.codecs.feedback import FeedbackCodec, HalfFeedbackCodec
 from hpcvfl.codecs.floats import BFloat16Codec, Float16Codec, NoneCodec
 from hpcvfl.codecs.lattice import LatticeCodec
@@ -27,6 +28,7 @@ _CLASSES: tuple[type[Codec], ...] = (
     TopKCodec,
     RandomKCodec,
     QsgdCodec,
+    BestCodec,
 )
 
 CODECS = {c.name: c for c in _CLASSES}
