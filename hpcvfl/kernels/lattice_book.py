@@ -96,7 +96,8 @@ class Book:
 
     Grid point d of box k lies at (d + first[k]) * spacing, coordinate by coordinate, d = 0 ..
     sides[k] - 1, in units of the step. Its index is d in mixed radix, first coordinate fastest,
-    behind all points of the boxes before.
+    behind all points of the first box for the second. With a parity the last coordinate counts by
+    its half.
 
     sides   : points of each box in each coordinate; at least 2 where there is a parity
     first   : position of d = 0; multiples of 2**-12, such that the mean of all points is 0 up to

@@ -37,13 +37,20 @@ def e8_roots() -> np.ndarray:
 
 
 def book_points(sides, first, spacing, parity: bool) -> np.ndarray:
-    """All codewords in the order of their indices, first coordinate fastest, in units of a step."""
+    """All codewords in the order of their indices, first coordinate fastest, in units of a step.
+
+    With a parity the last coordinate goes by its half; the sum of all tells which of the two it is.
+    """
     points = []
     for side, start in zip(sides, first, strict=True):
-        for digits in itertools.product(*(range(n) for n in side[::-1])):
-            d = digits[::-1]
-            if not parity or sum(d) % 2 == 0:
-                points.append([(k + a) * gap for k, a, gap in zip(d, start, spacing, strict=True)])
+        ranges = [range(n) for n in side]
+        if parity:
+            ranges[-1] = range(side[-1] // 2)
+        for reverse in itertools.product(*ranges[::-1]):
+            d = list(reverse[::-1])
+            if parity:
+                d[-1] = 2 * d[-1] + sum(d[:-1]) % 2
+            points.append([(k + a) * gap for k, a, gap in zip(d, start, spacing, strict=True)])
     return np.array(points)
 
 
@@ -51,6 +58,30 @@ def nearest(points: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(index, squared distance) of the point nearest to each row of `x`, by looking at all."""
     squares = np.array([((points - row) ** 2).sum(axis=1) for row in np.asarray(x, float)])
     return squares.argmin(axis=1), squares.min(axis=1)
+
+
+def square_to_book(x: np.ndarray, sides, first, spacing, parity: bool) -> np.ndarray:
+    """Squared distance of each row to the nearest codeword of a book of any size, in steps.
+
+    Each box on its own: the nearest allowed point of every coordinate, and, for an odd sum, the
+    best of all ways to exchange one coordinate for one of its neighbours.
+    """
+    boxes = []
+    for side, start in zip(sides, first, strict=True):
+        top, gap = np.array(side) - 1, np.array(spacing)
+        u = x / gap - np.array(start)
+        d = np.clip(np.rint(u), 0, top)
+        cost = ((u - d) * gap) ** 2
+        square = cost.sum(axis=1)
+        if parity:
+            ways = [
+                np.where((d + way >= 0) & (d + way <= top), (u - d - way) ** 2 - cost, np.inf)
+                for way in (1, -1)
+            ]
+            odd = d.sum(axis=1) % 2 == 1
+            square = square + np.where(odd, np.minimum(*ways).min(axis=1), 0)
+        boxes.append(square)
+    return np.minimum(*boxes)
 
 
 def pack(codes, width: int) -> bytes:

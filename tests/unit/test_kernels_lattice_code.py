@@ -1,0 +1,277 @@
+"""Lattice codes against lists of all codewords, compiled and in plain Python."""
+
+import itertools
+
+import numpy as np
+import pytest
+from support import naive, naive_lattice
+
+from hpcvfl.kernels import lattice_code as kernels
+from hpcvfl.kernels.compiling import FAR
+from hpcvfl.kernels.lattice_book import DIMS, book
+
+SIZES = (0, 1, 7, 8, 9, 2049)
+FACTORIES = ("encoder", "column_encoder", "decoder", "column_decoder")
+SMALL = [(2, 1), (2, 2), (2, 3), (2, 4), (4, 1), (4, 2), (4, 3), (8, 1)]
+"""(dim, bits) of books whose points can all be looked at."""
+ALL = list(itertools.product(("gauss", "uniform"), DIMS, range(1, 9)))
+SCALAR_DB = (4.40, 9.25, 14.27, 19.38, 24.57, 29.83, 35.13, 40.34)
+"""Signal to noise of the best uniform scalar quantiser of N(0,1) at 1 to 8 bits (Max 1960)."""
+
+
+@pytest.fixture(params=["compiled", "python"])
+def mode(request, monkeypatch):
+    """Run the public functions on compiled kernels, then on the Python they were written in."""
+    if request.param == "python":
+        for name in FACTORIES:
+            made = getattr(kernels, name)
+            monkeypatch.setattr(kernels, name, lambda b, made=made: naive.plain(made(b)))
+    with np.errstate(over="ignore"):
+        yield request.param
+
+
+def points_of(b):
+    return naive_lattice.book_points(b.sides, b.first, b.spacing, b.parity)
+
+
+def encode(x_N, b, lo=0.0, inv_step=1.0):
+    room_B = np.full(kernels.code_nbytes(x_N.size, b.dim, b.bits) + 16, 0xA5, np.uint8)
+    kernels.encode_lattice(x_N, lo, inv_step, b, room_B[8:-8])
+    assert (room_B[:8] == 0xA5).all()
+    assert (room_B[-8:] == 0xA5).all()
+    return room_B[8:-8]
+
+
+def decode(in_B, n, b, lo=0.0, step=1.0):
+    room_N = np.full(n + 16, np.nan, np.float32)
+    kernels.decode_lattice(in_B, lo, step, b, room_N[8:-8])
+    assert np.isnan(room_N[:8]).all()
+    assert np.isnan(room_N[-8:]).all()
+    return room_N[8:-8]
+
+
+def indices_in(in_B, n, b):
+    """The indices of a payload, by Python integers."""
+    number, width = int.from_bytes(bytes(in_B), "little"), b.dim * b.bits
+    return [(number >> (g * width)) & ((1 << width) - 1) for g in range(-(-n // b.dim))]
+
+
+def values(n, b, seed=0):
+    """Normal values in units of the step, every seventh group far outside, many times over."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n) / b.step
+    far = np.arange(n) // b.dim % 7 == 3
+    x[far] *= 10.0 ** rng.uniform(0, 4, far.sum())
+    return x.astype(np.float32)
+
+
+class TestBooks:
+    @pytest.mark.parametrize(("fit", "dim", "bits"), ALL)
+    def test_an_index_has_as_many_bits_as_are_paid_for(self, fit, dim, bits):
+        b = book(dim, bits, fit)
+        if dim == 8:
+            assert sum(b.counts) == 2 ** (8 * bits)
+        assert 0.95 * 2 ** (dim * bits) <= sum(b.counts) <= 2 ** (dim * bits)
+
+    @pytest.mark.parametrize("fit", ["gauss", "uniform"])
+    @pytest.mark.parametrize(("dim", "bits"), SMALL)
+    def test_the_codewords_are_centred_points_of_the_lattice(self, dim, bits, fit):
+        b = book(dim, bits, fit)
+        points = points_of(b)
+        assert len(points) == sum(b.counts)
+        assert np.abs(points.mean(axis=0)).max() < 2**-11
+        assert np.abs(points).max() == pytest.approx(b.reach)
+        between = points - points[0]
+        doubled = np.rint(2 * between / np.array(b.spacing))
+        np.testing.assert_allclose(doubled * np.array(b.spacing) / 2, between, atol=1e-9)
+        assert (doubled % 2 == doubled[:, :1] % 2).all()  # all whole, or all half
+        nearest = min(
+            np.sqrt(((points[i + 1 :] - p) ** 2).sum(axis=1).min())
+            for i, p in enumerate(points[:-1])
+        )
+        assert nearest == pytest.approx(np.sqrt(2) if dim == 8 else 1)
+
+    @pytest.mark.parametrize(("fit", "dim", "bits"), ALL)
+    def test_no_nearby_step_has_a_smaller_error(self, fit, dim, bits):
+        x, weight = spread(fit, dim)
+        best = book(dim, bits, fit).step
+        due = error(x, weight, book(dim, bits, fit), best)
+        for other in (0.97, 1.03):
+            assert due <= error(x, weight, book(dim, bits, fit), other * best)
+
+    @pytest.mark.parametrize("dim", DIMS)
+    @pytest.mark.parametrize("bits", range(2, 9))
+    def test_on_a_normal_no_lattice_is_worse_than_the_best_scalar_steps(self, dim, bits):
+        b = book(dim, bits, "gauss")
+        x, weight = spread("gauss", dim)
+        assert -10 * np.log10(error(x, weight, b, b.step)) > SCALAR_DB[bits - 1] + 0.03
+
+
+def spread(fit, dim, groups=1 << 16):
+    """Groups and weights for means over a uniform of width 1, or over a normal, the tails of which
+    are drawn from a wider one so that they are met often enough.
+    """
+    rng = np.random.default_rng(dim)
+    if fit == "uniform":
+        return rng.uniform(-0.5, 0.5, (groups, dim)), np.full(groups, 1 / groups)
+    x = rng.normal(size=(groups, dim))
+    x[::2] *= 1.5
+    square = (x**2).sum(axis=1)
+    drawn = np.exp(-square / 2) + np.exp(-square / 2 / 1.5**2) / 1.5**dim
+    weight = np.exp(-square / 2) / drawn
+    return x, weight / weight.sum()
+
+
+def error(x, weight, b, step):
+    """Mean squared error of a value."""
+    square = naive_lattice.square_to_book(x / step, b.sides, b.first, b.spacing, b.parity)
+    return (weight * square).sum() * step**2 / b.dim
+
+
+class TestCodes:
+    @pytest.mark.parametrize("fit", ["gauss", "uniform"])
+    @pytest.mark.parametrize(("dim", "bits"), SMALL)
+    def test_no_codeword_is_nearer_than_the_one_sent(self, mode, dim, bits, fit):
+        b = book(dim, bits, fit)
+        n = 200 * dim if mode == "compiled" else 40 * dim
+        x_N, points = values(n, b), points_of(b)
+        x_GD = x_N.reshape(-1, dim).astype(float)
+        sent = points[indices_in(encode(x_N, b), n, b)]
+        _, due = naive_lattice.nearest(points, x_GD)
+        np.testing.assert_allclose(((x_GD - sent) ** 2).sum(axis=1), due, rtol=1e-6, atol=1e-5)
+        quick = naive_lattice.square_to_book(x_GD, b.sides, b.first, b.spacing, b.parity)
+        np.testing.assert_allclose(quick, due, rtol=1e-9)
+
+    @pytest.mark.parametrize(
+        ("dim", "bits"), [(2, 5), (2, 8), (4, 4), (4, 7), (8, 2), (8, 3), (8, 8)]
+    )
+    def test_codes_of_large_books_are_as_near_as_any_codeword(self, dim, bits):
+        b = book(dim, bits, "gauss")
+        x_N = values(5000 * dim, b)
+        y_N = decode(encode(x_N, b), x_N.size, b)
+        x_GD, y_GD = (a.reshape(-1, dim).astype(float) for a in (x_N, y_N))
+        due = naive_lattice.square_to_book(x_GD, b.sides, b.first, b.spacing, b.parity)
+        np.testing.assert_allclose(((x_GD - y_GD) ** 2).sum(axis=1), due, rtol=1e-6, atol=1e-4)
+
+    @pytest.mark.parametrize(("dim", "bits"), SMALL)
+    def test_index_and_codeword_are_one_to_one(self, mode, dim, bits):
+        b = book(dim, bits, "gauss")
+        points = points_of(b)
+        in_B = np.frombuffer(naive_lattice.pack(range(len(points)), dim * bits), np.uint8)
+        y_N = decode(in_B, points.size, b)
+        np.testing.assert_allclose(y_N, points.ravel(), rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(encode(y_N, b), in_B)
+
+    @pytest.mark.parametrize(
+        ("dim", "bits"), [(dim, bits) for dim in DIMS for bits in (1, 5, 6, 7, 8)]
+    )
+    def test_codes_of_codewords_come_back(self, dim, bits):
+        b = book(dim, bits, "gauss")
+        rng = np.random.default_rng(bits)
+        last = [0, b.counts[0] - 1, b.counts[0], sum(b.counts) - 1]
+        drawn = [int(rng.integers(0, 1 << 62)) * 7 % sum(b.counts) for _ in range(500)]
+        in_B = np.frombuffer(naive_lattice.pack(last + drawn, dim * bits), np.uint8)
+        y_N = decode(in_B, 504 * dim, b)
+        assert len(np.unique(y_N[: 4 * dim].reshape(4, dim), axis=0)) == 4
+        np.testing.assert_array_equal(encode(y_N, b), in_B)
+        np.testing.assert_array_equal(decode(encode(y_N, b), y_N.size, b), y_N)
+
+    def test_an_index_behind_the_last_is_the_last(self, mode):
+        for dim, bits in ((2, 4), (4, 2)):
+            b = book(dim, bits, "gauss")
+            last = sum(b.counts) - 1
+            assert last < 2 ** (dim * bits) - 1
+            y_N = decode(np.full(dim * bits, 0xFF, np.uint8), 8 * dim, b)
+            due_D = points_of(b)[last]
+            np.testing.assert_allclose(y_N.reshape(8, dim), np.tile(due_D, (8, 1)), rtol=1e-6)
+
+    @pytest.mark.parametrize("n", SIZES)
+    @pytest.mark.parametrize(("dim", "bits"), [(2, 3), (4, 2), (8, 3)])
+    def test_python_and_compiled_agree_bit_for_bit(self, dim, bits, n):
+        b = book(dim, bits, "gauss")
+        x_N, room = values(n, b), kernels.scratch(dim)
+        got_B = encode(x_N, b, 0.1, 0.9)
+        due_B = np.full_like(got_B, 0xA5)
+        naive.plain(kernels.encoder(b))(
+            x_N, np.float32(0.1), np.float32(0.9), *kernels.scratch(dim), due_B
+        )
+        np.testing.assert_array_equal(got_B, due_B)
+        y_N = np.full(n, np.nan, np.float32)
+        naive.plain(kernels.decoder(b))(got_B, np.float32(0.1), np.float32(1.1), *room, y_N)
+        np.testing.assert_array_equal(y_N, decode(got_B, n, b, 0.1, 1.1))
+
+    @pytest.mark.parametrize("n", SIZES)
+    @pytest.mark.parametrize(("dim", "bits"), [(2, 3), (4, 2), (8, 3)])
+    def test_a_group_that_is_not_full_is_filled_with_the_centre(self, mode, dim, bits, n):
+        b = book(dim, bits, "gauss")
+        if mode == "python" and n > 9:
+            n = 17
+        x_N = values(n, b)
+        full_N = np.pad(x_N, (0, -n % dim))
+        np.testing.assert_array_equal(encode(x_N, b), encode(full_N, b))
+        np.testing.assert_array_equal(
+            decode(encode(x_N, b), n, b), decode(encode(full_N, b), full_N.size, b)[:n]
+        )
+
+
+class TestColumns:
+    @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (7, 1), (1, 8), (3, 3), (241, 17)])
+    @pytest.mark.parametrize(("dim", "bits"), [(2, 3), (4, 2), (8, 3)])
+    def test_each_value_is_scaled_by_its_own_column(self, mode, dim, bits, shape):
+        b = book(dim, bits, "gauss")
+        if mode == "python":
+            shape = (min(shape[0], 9), shape[1])
+        x_RC = values(shape[0] * shape[1], b).reshape(shape)
+        lo_C = np.linspace(-1, 2, shape[1]).astype(np.float32)
+        step_C = np.linspace(0.5, 3, shape[1]).astype(np.float32)
+        out_B = np.full(kernels.code_nbytes(x_RC.size, dim, bits), 0xA5, np.uint8)
+        kernels.encode_lattice_columns(x_RC, lo_C, 1 / step_C, b, out_B)
+        scaled_RC = (x_RC - lo_C) * (1 / step_C)
+        np.testing.assert_array_equal(out_B, encode(scaled_RC.ravel(), b))
+        y_RC = np.full(shape, np.nan, np.float32)
+        kernels.decode_lattice_columns(out_B, lo_C, step_C, b, y_RC)
+        unit_RC = decode(out_B, x_RC.size, b).reshape(shape)
+        np.testing.assert_array_equal(y_RC, lo_C + unit_RC * step_C)
+
+    def test_strided_and_read_only_arrays_are_encoded_and_decoded_alike(self, mode):
+        b = book(2, 3, "gauss")
+        dense_RC = values(31 * 6, b).reshape(31, 6)
+        x_RC = np.full((62, 18), 7, np.float32)[::2, 2::3]
+        x_RC[:] = dense_RC
+        x_RC.flags.writeable = False
+        lo_C, one_C = np.zeros(6, np.float32), np.ones(6, np.float32)
+        out_B, due_B = np.zeros((2, kernels.code_nbytes(186, 2, 3)), np.uint8)
+        kernels.encode_lattice_columns(x_RC, lo_C, one_C, b, out_B)
+        kernels.encode_lattice_columns(dense_RC, lo_C, one_C, b, due_B)
+        np.testing.assert_array_equal(out_B, due_B)
+        np.testing.assert_array_equal(encode(x_RC[:, 2], b), encode(dense_RC[:, 2].copy(), b))
+        apart_B = np.zeros(2 * len(due_B), np.uint8)[::2]
+        apart_B[:] = due_B
+        apart_B.flags.writeable = False
+        got_RC, due_RC = np.zeros((31, 12), np.float32)[:, ::2], np.empty((31, 6), np.float32)
+        kernels.decode_lattice_columns(apart_B, lo_C, one_C, b, got_RC)
+        kernels.decode_lattice_columns(due_B, lo_C, one_C, b, due_RC)
+        np.testing.assert_array_equal(got_RC, due_RC)
+
+
+@pytest.mark.parametrize(("dim", "bits"), [(2, 4), (8, 2)])
+def test_a_message_that_is_fetched_ahead_has_the_same_codes(dim, bits):
+    b = book(dim, bits, "gauss")
+    x_N = values(FAR + 5000, b)
+    out_B = encode(x_N, b)
+    y_N = decode(out_B, x_N.size, b)
+    for start in (0, 2048 * 100, x_N.size // 2048 * 2048):
+        part = slice(start, min(start + 2048, x_N.size))
+        cut = slice(start * bits // 8, start * bits // 8 + (part.stop - start) * bits // 8)
+        np.testing.assert_array_equal(out_B[cut], encode(x_N[part], b)[: cut.stop - cut.start])
+        np.testing.assert_array_equal(y_N[part], decode(out_B[cut], part.stop - start, b))
+
+
+@pytest.mark.parametrize(("dim", "bits"), [(2, 4), (4, 2), (8, 3)])
+def test_no_multiply_and_add_are_fused(dim, bits):
+    """A fused multiply-add rounds once where the formula rounds twice, so bits would differ."""
+    b = book(dim, bits, "gauss")
+    decode(encode(values(64, b), b), 64, b)
+    for kernel in (kernels.encoder(b), kernels.decoder(b)):
+        assert all("fmadd" not in text for text in kernel.inspect_asm().values())
+        assert all("llvm.fmuladd" not in text for text in kernel.inspect_llvm().values())
