@@ -33,7 +33,7 @@ USAGE = """usage: hpcvfl VERB ...
                                             memory that a config's error feedback takes
   theory --batch-size B --embedding-dim P   bits, cell volume and k that C-VFL's convergence asks
          --range D --steps T                for
-  bench kernels|exchange|round [--smoke] [--json FILE]
+  bench kernels|codecs|exchange|round [--smoke] [--json FILE]
 
 in one process:  hpcvfl train digits
 with MPI:        mpiexec -n 5 python -m mpi4py -m hpcvfl train digits --codec scalar:bits=2"""
@@ -186,7 +186,7 @@ def bench(arguments: list[str]) -> int:
     from importlib import import_module
 
     alone("bench")
-    names = ("kernels", "exchange", "round")
+    names = ("kernels", "codecs", "exchange", "round")
     if not arguments or arguments[0] not in names:
         raise ConfigError(f"bench: which one? {', '.join(names)}")
     return import_module(f"hpcvfl.benchmarks.{arguments[0]}").main(arguments[1:])

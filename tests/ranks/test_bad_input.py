@@ -149,7 +149,7 @@ def test_an_unwritable_run_folder_is_one_line(tmp_path, capsys):
         (["report", "nowhere"], "nowhere: no summary.json"),
         (["report", "--out"], "--out needs a folder"),
         (["doctor", "please"], "config 'please': no such preset"),
-        (["bench", "everything"], "kernels, exchange, round"),
+        (["bench", "everything"], "kernels, codecs, exchange, round"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
