@@ -10,6 +10,7 @@ from hpcvfl.codecs.best import BestCodec
 from hpcvfl.codecs.feedback import FeedbackCodec, HalfFeedbackCodec
 from hpcvfl.codecs.floats import BFloat16Codec, Float16Codec, NoneCodec
 from hpcvfl.codecs.lattice import LatticeCodec
+from hpcvfl.codecs.lattice_paper import LatticePaperCodec
 from hpcvfl.codecs.qsgd import QsgdCodec
 from hpcvfl.codecs.randomk import RandomKCodec
 from hpcvfl.codecs.scalar import ScalarCodec
@@ -22,6 +23,7 @@ _CLASSES: tuple[type[Codec], ...] = (
     BFloat16Codec,
     ScalarCodec,
     LatticeCodec,
+    LatticePaperCodec,
     AutoCodec,
     FeedbackCodec,
     HalfFeedbackCodec,
