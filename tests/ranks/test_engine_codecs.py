@@ -14,8 +14,9 @@ from support.runs import run_threads, same_bits, tiny, weights
 from hpcvfl.cli import main
 from hpcvfl.codecs import table
 from hpcvfl.codecs.frame import HEADER_NBYTES
-from hpcvfl.engine.run import train
-from hpcvfl.errors import ConfigError, WireError
+from hpcvfl.engine.checkpoint import load_memories, memory_path
+from hpcvfl.engine.run import prepare, train
+from hpcvfl.errors import ConfigError, DataError, WireError
 from hpcvfl.report.plots import draw
 from hpcvfl.transport.threads import ThreadsWorld
 
@@ -161,3 +162,36 @@ def test_errors_are_drawn_beside_the_accuracy(tmp_path):
     assert [path.name for path in drawn[1]][-1] == "error-rounds.png"
     assert len(drawn[2]) == 4
     assert len(draw([("exact", lines(exact, "metrics.jsonl"))], tmp_path)) == 3
+
+
+def test_a_memory_is_saved_by_its_sender_and_comes_back_to_all(tmp_path):
+    spec = "ef16(scalar:bits=2)"
+    config = tiny(tmp_path, codec=spec, head_codec=f"ef({GAUSS})", party={2: {"codec": "none"}})
+    held = {}
+
+    def keep(run, result):
+        held[run.transport.rank] = states(run)
+
+    summary = run_threads(config, after_round=keep)
+    folder = Path(summary["folder"])
+    files = {p.name for p in (folder / "checkpoints" / "final").iterdir()}
+    assert {n for n in files if "memory" in n} == {f"memory.rank{k}.safetensors" for k in (0, 1, 3)}
+
+    def again(transport):
+        run = prepare(config, transport)
+        load_memories(folder, run.block, run.exchange)
+        run.meter.close()
+        run.messages.close()
+        return states(run)
+
+    came = ThreadsWorld(config.num_parties + 1).run(again)
+    assert all(came[rank] == held[0] for rank in range(4))
+    assert any(any(state) for stream in held[0] for state in stream)
+    memory_path(folder, 1).write_bytes(b"")
+    with pytest.raises(DataError, match=r"memory\.rank1\.safetensors: cannot be read"):
+        ThreadsWorld(config.num_parties + 1).run(again)
+
+
+def states(run):
+    """Bytes of every memory that a rank holds."""
+    return [[m.state_SP.tobytes() for m in s.memories] for s in run.exchange.streams_R]
