@@ -166,11 +166,11 @@ class Config(Section):
     threads: Annotated[int, Field(ge=1, le=1024, json_schema_extra=SHARED)] = 1
     """Intra-op threads of each rank; changes the last bits of a result, so all ranks must agree."""
     codec: Annotated[str, Field(json_schema_extra=LOCAL)] = "scalar:bits=4"
-    """Codec of the embeddings: none | float16 | bfloat16 |
-    scalar:bits=b[,range=..][,scope=..][,dither=..].
+    """Codec of the embeddings, e.g. scalar:bits=4, best:bits=0.5, ef(topk:k=2,per=row); all of
+    them: README, Codecs.
     """
     head_codec: Annotated[str, Field(json_schema_extra=SHARED)] = "scalar:bits=8"
-    """Codec of the head's parameters, one range per tensor."""
+    """Codec of the head's parameters, each tensor by itself."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
