@@ -211,7 +211,7 @@ def select_rows(x_RC: np.ndarray, y_RC: np.ndarray, out_RK: np.ndarray, kept_RK:
     L = min(256, max(_TILE, (1 << 13) // C // _TILE * _TILE))  # patterns of 32 KiB, or of 16 rows
     bits_RC = x_RC.view(np.uint32)
     if R < L:
-        L = (R + _TILE - 1) // _TILE * _TILE
+        L = (max(R, 1) + _TILE - 1) // _TILE * _TILE
         bits_RC = np.concatenate([bits_RC, np.zeros((L - R, C), np.uint32)])
     keys_CL = np.full(((C + 3) // 4 * 4, L), -1, np.int32)  # -1: reached by no trial
     lanes, mask_L = tuple(np.empty((3, L), np.int32)), np.empty(L, np.uint32)

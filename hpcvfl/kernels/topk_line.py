@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hpcvfl.kernels.bitscan import lowest_one
-from hpcvfl.kernels.compiling import helper, kernel, status_of, wide
+from hpcvfl.kernels.compiling import FINITE, helper, kernel, status_of, wide
 from hpcvfl.kernels.dither import mix, split_key
 
 _ABS = np.uint32(0x7FFFFFFF)
@@ -132,7 +132,7 @@ def line_selector(hashed: bool) -> Any:
             return _FAILED
         _settle(near_M, places_M, m, K - to, lo, hi)
         _merge(places_M, K - to, out_K)
-        return status_of(worst)
+        return FINITE if hashed else status_of(worst)
 
     return select
 

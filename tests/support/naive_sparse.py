@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
+
+import numpy as np
 
 
 def largest(magnitudes, count):
@@ -61,3 +64,39 @@ def as_bytes(text):
     """A string of bits as bytes, first bit lowest."""
     text += "0" * (-len(text) % 8)
     return bytes(int(text[i : i + 8][::-1], 2) for i in range(0, len(text), 8))
+
+
+def split_key(key):
+    """The two 32-bit halves of a key after splitmix64's finaliser."""
+    low64 = (1 << 64) - 1
+    z = (key + 0x9E3779B97F4A7C15) & low64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & low64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & low64
+    z ^= z >> 31
+    return z & 0xFFFFFFFF, z >> 32
+
+
+def hashes(key, count):
+    """One 32-bit hash a place, in Python integers."""
+    k0, k1 = split_key(key)
+    values = []
+    for n in range(count):
+        h = (k0 + n * (k1 | 1)) & 0xFFFFFFFF
+        h ^= h >> 16
+        h = (h * 0x7FEB352D) & 0xFFFFFFFF
+        h ^= h >> 15
+        h = (h * 0x846CA68B) & 0xFFFFFFFF
+        values.append(h ^ (h >> 16))
+    return values
+
+
+def qsgd_codes(x, scales, bits, key):
+    """Codes of a line, a scale a value: 24 binary places of x * scale, plus 24 random ones."""
+    levels = 2 ** (bits - 1) - 1
+    codes = []
+    for value, scale, h in zip(x, scales, hashes(key, len(x)), strict=True):
+        product = np.float32(np.float32(value) * np.float32(scale))  # one rounding
+        t = round(Fraction(float(product)) * 2**24)  # exact but for that; ties to even
+        t = min(max(t, -(levels << 24)), levels << 24)
+        codes.append(((t + (h >> 8)) >> 24) + levels)
+    return np.array(codes, np.uint16)
