@@ -142,14 +142,14 @@ class LatticeCodec(Codec):
             side_2G = payload_B[: _SIDE.size * num_ranges].copy().view(np.float32)
             lo_G, step_G = side_2G[:num_ranges], side_2G[num_ranges:]
             # NaN fails every comparison, so it is refused here too.
-            if not (self._spans(lo_G, step_G) and step_G.min() >= 0):
+            if not (self._spans(np.abs(lo_G).max(), step_G.max()) and step_G.min() >= 0):
                 raise WireError(_BAD_SIDE)
             lattice_code.decode_lattice_columns(
                 codes_B, lo_G, step_G, self.book, to.reshape(-1, num_ranges)
             )
         else:
             lo, step = _SIDE.unpack_from(payload_B.data) if num_ranges else self._fixed_level()
-            if not (abs(lo) + step * self.book.reach < FLOAT32_MAX and step >= 0):
+            if not (self._spans(lo, step) and step >= 0):
                 raise WireError(_BAD_SIDE)
             lattice_code.decode_lattice(codes_B, lo, step, self.book, to.reshape(-1))
         if to is not out:
@@ -161,9 +161,9 @@ class LatticeCodec(Codec):
             return 0
         return shape[-1] if self.scope == "column" and len(shape) > 1 else 1
 
-    def _spans(self, lo_G: Array, step_G: Array) -> bool:
-        """Whether every codeword of every range is finite."""
-        return float(np.abs(lo_G).max()) + float(step_G.max()) * self.book.reach < FLOAT32_MAX
+    def _spans(self, lo: float, step: float) -> bool:
+        """Whether the step and every codeword are finite in float32."""
+        return abs(float(lo)) + float(step) * max(self.book.reach, 1) < FLOAT32_MAX
 
     def _fixed_level(self) -> tuple[float, float]:
         """Centre and step of the fixed range, as float32 spells them."""
@@ -181,7 +181,7 @@ class LatticeCodec(Codec):
         else:
             check_status(scan.minmax(x_N, stats_12[0]))
         lo, step = self._levels_from(*stats_12[0].tolist())
-        if not abs(lo) + step * self.book.reach < FLOAT32_MAX:
+        if not self._spans(lo, step):
             raise NonFiniteError(_TOO_WIDE)
         lo, step = _SIDE.unpack(_SIDE.pack(lo, step))
         return lo, step
@@ -193,7 +193,7 @@ class LatticeCodec(Codec):
         scanned = scan.moments_columns if self.kind == "gauss" else scan.minmax_columns
         check_status(scanned(x_RC, stats_C2))
         lo_G, step_G = self._levels_from(*stats_C2.astype(np.float64).T)
-        if not self._spans(lo_G, step_G):
+        if not self._spans(np.abs(lo_G).max(), step_G.max()):
             raise NonFiniteError(_TOO_WIDE)
         side_2G = np.stack([lo_G, step_G]).astype(np.float32)
         out_B[: side_2G.nbytes] = side_2G.reshape(-1).view(np.uint8)
