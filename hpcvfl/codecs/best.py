@@ -22,6 +22,7 @@ from hpcvfl.codecs.base import Array, Bytes, Codec, check_status, known_options
 from hpcvfl.codecs.best_side import Side, Stats
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.kernels import lanes, rans, scan, trellis
+from hpcvfl.kernels.rans import Model
 from hpcvfl.kernels.trellis import LANES
 
 # legend: R rows, C columns, K coded columns, B bytes, N values of a block
@@ -136,27 +137,6 @@ def states_of(nbytes: int, num_blocks: int) -> int:
     return 1 if each < 2048 else 2 if each < 8192 else 4
 
 
-class Model:
-    """Counts and tables of all coded columns; starts alike on both sides."""
-
-    def __init__(self, side: Side) -> None:
-        K = len(side.column_K)
-        self.low_K = side.low_bits
-        self.prior_X16 = rans.PRIORS[side.class_K].reshape(2 * K, rans.NUM_SYMBOLS)
-        self.count_X16 = np.zeros((2 * K, rans.NUM_SYMBOLS), np.int32)
-        self.table_XE = np.empty((2 * K, rans.WIDTH), np.uint16)
-        self.clock_2 = np.array([0, 1], np.int64)
-        rans.make_tables(self.count_X16, self.prior_X16, self.table_XE)
-
-    def state(self) -> tuple[np.ndarray, ...]:
-        """A copy of what changes from block to block."""
-        return self.count_X16.copy(), self.table_XE.copy(), self.clock_2.copy()
-
-    def restore(self, state: tuple[np.ndarray, ...]) -> None:
-        """Back to a state."""
-        self.count_X16[...], self.table_XE[...], self.clock_2[...] = state
-
-
 def _decode_rows(payload_B: Bytes, raw_at: int, code: int, side: Side, to_RC: np.ndarray) -> None:
     """Write the rows of a payload whose side information is read."""
     R, K = len(to_RC), len(side.column_K)
@@ -166,10 +146,11 @@ def _decode_rows(payload_B: Bytes, raw_at: int, code: int, side: Side, to_RC: np
     turned = side.basis_KC is not None
     y_RK = np.zeros((R, K), np.float32) if turned else to_RC
     centre_K = np.zeros(K, np.float32) if turned else side.mean_C[side.column_K]
-    model, blocks = Model(side), blocks_of(R, K)
+    model, blocks = Model.start(side.class_K, turned), blocks_of(R, K)
     num_states = states_of(payload_B.size, len(blocks))
     word_at = payload_B.size
     state_S, path_L = np.empty(4, np.uint32), np.empty(LANES, np.int32)
+    plot_L = np.empty(LANES, np.int64)
     for b, (first, rows) in enumerate(blocks):
         if b:
             code, raw_at = rans.read_bits(payload_B, raw_at, 16), raw_at + 16
@@ -179,9 +160,8 @@ def _decode_rows(payload_B: Bytes, raw_at: int, code: int, side: Side, to_RC: np
                 raise WireError("the step of a block is no positive number; the payload is corrupt")
         level_N = np.empty(-(-rows // LANES) * K * LANES, np.int32)
         word_at, raw_at = rans.decode_block(
-            payload_B, word_at, raw_at, rows, model.low_K, num_states, model.count_X16,
-            model.prior_X16, model.table_XE, model.clock_2, state_S, path_L, level_N,
-        )  # fmt: skip
+            payload_B, word_at, raw_at, rows, model, num_states, state_S, path_L, plot_L, level_N
+        )
         if word_at < 0 or raw_at > 8 * payload_B.size:
             raise WireError("a payload ends before its values do; it is corrupt")
         step = best_side.step_of(code)
@@ -320,9 +300,9 @@ class Encoder:
         """Write a block with at least `low` bits if that can be had in a few tries, never more than
         `high`; returns (step, bit after its bits, byte before which its words stand).
         """
-        before = self.model.state()
+        before = self.model.copy()
         front = at >> 3
-        kept: tuple[int, bytes, bytes, int, tuple[np.ndarray, ...]] | None = None
+        kept: tuple[int, bytes, bytes, int, Model] | None = None
         for _ in range(6):
             self.raw_B[:] = 0
             start = at & 7
@@ -344,13 +324,13 @@ class Encoder:
                 code = max(code + min(-1, move), self.least)
             if kept and code >= kept[0]:
                 break
-            self.model.restore(before)
+            self.model = before.copy()
         if kept is None:
-            self.model.restore(before)
+            self.model = before.copy()
             end = rans.write_bits(self.out_B, at, 0, 16) if b else at
             return code, end, words_end
         code, raw, words_B, end, after = kept
-        self.model.restore(after)
+        self.model = after
         self.out_B[front : front + len(raw)] = np.frombuffer(raw, np.uint8)
         if words_B:
             self.out_B[words_end - len(words_B) : words_end] = np.frombuffer(words_B, np.uint8)
@@ -375,7 +355,7 @@ class Encoder:
         self.blocks = blocks_of(R, K)
         if not K:
             return False
-        self.model = Model(self.side)
+        self.model = Model.start(self.side.class_K, self.rotated)
         self.num_states = states_of(self.out_B.size, len(self.blocks))
         self.column_K, self.centre_K = self.side.column_K, self.side.mean_C[self.side.column_K]
         self.y_RK = self.x_RC
@@ -402,10 +382,9 @@ class Encoder:
             room["u_N"], N // LANES, self.prices, room["path_N"], room["k_N"],
             room["cost_4L"], room["even_8L"], room["odd_8L"], room["path_L"],
         )  # fmt: skip
-        model = self.model
         raw_at = rans.model_block(
-            room["k_N"], room["path_N"], rows, model.low_K, model.count_X16, model.prior_X16,
-            model.table_XE, model.clock_2, room["op_N"], raw_B, raw_at,
+            room["k_N"], room["path_N"], rows, self.model, room["plot_L"], room["op_N"],
+            raw_B, raw_at,
         )  # fmt: skip
         num_words = rans.code_block(room["op_N"], self.num_states, room["state_S"], room["word_W"])
         return raw_at, num_words
@@ -428,6 +407,7 @@ class Encoder:
                 "even_8L": np.empty(8 * LANES, np.float32),
                 "odd_8L": np.empty(8 * LANES, np.float32),
                 "path_L": np.empty(LANES, np.int32),
+                "plot_L": np.empty(LANES, np.int64),
                 "state_S": np.empty(4, np.uint32),
             }
         return self._room

@@ -25,8 +25,9 @@ _WIDEST = 256
 """Most columns of a message that is rotated; its axes are found in time of C**3."""
 _SAMPLE = 1 << 17
 """Values on which means, deviations and axes are estimated."""
-_DEAD = 0.3
-"""A column whose deviation has fewer steps than this is not coded."""
+_DEAD, _DEAD_AXIS = 0.3, 0.6
+"""A column, or an axis, along which the deviation is fewer steps than this is not coded; an axis
+has its coordinates to pay for."""
 _FINEST, _COARSEST = 14, 2
 _MAX_NUMBER = 1 << 28
 
@@ -108,7 +109,7 @@ class Stats:
             ratio = np.sqrt(var) * 2.0**-middle
             bits = self.rows * _rate(ratio).sum()
             if rotated:
-                active = ratio > _DEAD
+                active = ratio > _DEAD_AXIS
                 finer = np.log2(ratio[active] + 1) + 0.5 * math.log2(self.rows)
                 bits += C * (np.maximum(finer - 0.5 * math.log2(C), 0) + 2.5).sum()
             low, high = (middle, high) if bits > budget else (low, middle)
@@ -173,7 +174,9 @@ def write_side(
     mean_C = np.clip(np.rint(stats.mean_C / unit), -_MAX_NUMBER, _MAX_NUMBER).astype(np.int64)
     ratio = np.sqrt(stats.variances(rotated)) / float(step)
     class_C = np.rint(2 * np.log2(np.maximum(ratio, 1e-9))).astype(np.int64) + 3
-    class_C = np.where(ratio > _DEAD, np.clip(class_C, 0, rans.NUM_CLASSES - 1), -1)
+    class_C = np.where(
+        ratio > (_DEAD_AXIS if rotated else _DEAD), np.clip(class_C, 0, rans.NUM_CLASSES - 1), -1
+    )
     at = rans.put_numbers(np.array([-1 if rotated else 0], np.int64), 0, raw_B, at)
     order = _best_order(mean_C)
     at = rans.put_numbers(np.array([order], np.int64), 1, raw_B, at)

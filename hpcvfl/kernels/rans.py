@@ -4,8 +4,10 @@ An index k of a column with s low bits becomes a symbol of 16, (k >> s) + 8, and
 written as they are; symbol 0 says that k >> s is not within -7..7 and follows, also as bits. Each
 column has one table of frequencies for each quantiser of the trellis. A table is a prior, which
 depends on the column's class alone (its deviation in steps, in half octaves), plus what was counted
-so far; both sides count alike, and make the tables anew after 1, 2, .. 8 steps of all lanes and
-then whenever there are an eighth more.
+so far; both sides count alike, and make the tables anew after 1, 2, .. 8 rows of all lanes and then
+whenever there are an eighth more. In a rotated message each table has in addition finer ones, by
+where the row lies on the first two axes: embeddings come in clusters, which no rotation makes
+independent (7-11 % fewer bits, bench/LOG.md). A finer table starts from the coarse one.
 
 Symbols go through rANS (Duda 2013, arXiv 1311.2540): states of 32 bits, renewed 16 bits at a time,
 frequencies in 2**14ths, lane i in state i % num_states. Words stand so that the decoder reads
@@ -14,13 +16,14 @@ first. What lies between is zero.
 
 Integers, and one float32 division and product each a frequency: the same on every machine.
 
-Legend: N values of a block, L lanes, K columns, B bytes, W words, X the two quantisers' tables of
-all columns (table 2 * column + quantiser).
+Legend: N values of a block, L lanes, K columns, B bytes, W words, X tables (2 * column +
+quantiser), Y finer tables (x * PLOTS + plot), E entries of a table.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +39,7 @@ TOTAL = 1 << PLACES
 """Sum of the frequencies of a table."""
 
 WIDTH = 32
-"""Entries of a table: what lies below each symbol, then TOTAL; two tables fill a cache line."""
+"""Entries of a table: what lies below each symbol, then TOTAL, and room up to a cache line."""
 
 WEIGHT = 256
 """Of one counted symbol; a prior weighs 4096, as much as 16 symbols."""
@@ -164,90 +167,203 @@ def get_numbers(raw_B, at, order, out_N):  # type: ignore[no-untyped-def]
     return at
 
 
+PLOTS = 25
+"""Finer tables of a table: 5 stretches of the first axis by 5 of the second."""
+
+_FINE_WEIGHT = TOTAL // 8
+"""Of a symbol counted in a finer table; the coarse one weighs as much as 8."""
+
+_STRETCH = 0.7
+"""Length of a stretch, in deviations; 0.6 to 0.8 do alike."""
+
+
+class Model(NamedTuple):
+    """Tables of a message; `start` makes one, and coding each block changes it.
+
+    low_K     : int32, bits of an index that are written as they are
+    axis_2    : int64, stretches per index on the first two axes, in 2**-16ths; (0, 0): no plots
+    prior_X16 : int32
+    count_X16, table_XE : int32, uint16
+    clock_2   : int64, rows of lanes so far, and when tables are made anew
+    fine_Y16, fine_YE, due_Y2 : the same of the finer tables; due_Y2: int32, symbols so far and when
+                the table is made anew
+    """
+
+    low_K: np.ndarray
+    axis_2: np.ndarray
+    prior_X16: np.ndarray
+    count_X16: np.ndarray
+    table_XE: np.ndarray
+    clock_2: np.ndarray
+    fine_Y16: np.ndarray
+    fine_YE: np.ndarray
+    due_Y2: np.ndarray
+
+    @classmethod
+    def start(cls, class_K: np.ndarray, plots: bool) -> Model:
+        """Before anything is counted, for columns of these classes (int64)."""
+        K = len(class_K)
+        Y = 2 * K * PLOTS if plots and K > 1 else 0
+        axis_2 = np.zeros(2, np.int64)
+        if Y:
+            halves_2 = class_K[:2] - 3
+            root_2 = np.where(halves_2 & 1, math.sqrt(2), 1.0)
+            axis_2[:] = 2**17 / _STRETCH / root_2 * 2.0 ** -(halves_2 >> 1)
+        due_Y2 = np.zeros((Y, 2), np.int32)
+        due_Y2[:, 1] = 1
+        model = cls(
+            np.maximum(0, (class_K - 5) // 2).astype(np.int32),
+            axis_2,
+            PRIORS[class_K].reshape(2 * K, NUM_SYMBOLS),
+            np.zeros((2 * K, NUM_SYMBOLS), np.int32),
+            np.empty((2 * K, WIDTH), np.uint16),
+            np.array([0, 1], np.int64),
+            np.zeros((Y, NUM_SYMBOLS), np.int32),
+            np.empty((Y, WIDTH), np.uint16),
+            due_Y2,
+        )
+        _make_tables(model)
+        return model
+
+    def copy(self) -> Model:
+        """A model that changes apart from this one."""
+        return Model(*(part.copy() for part in self))
+
+
 @helper
-def _make_table(count_X16, prior_X16, x, table_XE):  # type: ignore[no-untyped-def]
-    """Frequencies of one table from its prior and counts; each at least 1, the rest to ZERO."""
+def _shares(weight_16, table_XE, x):  # type: ignore[no-untyped-def]
+    """Make table x of weights (int32), which are overwritten: at least 1 each, the rest to ZERO."""
     wide()
     total = _I(0)
     for i in range(_U(NUM_SYMBOLS)):
-        total = _I(total + _I(_I(count_X16[x, i] * _I(WEIGHT)) + prior_X16[x, i]))
+        total = _I(total + weight_16[i])
     factor = np.float32(np.float32(TOTAL - NUM_SYMBOLS) / np.float32(total))
     spent = _I(0)
     for i in range(_U(NUM_SYMBOLS)):
-        weight = _I(_I(count_X16[x, i] * _I(WEIGHT)) + prior_X16[x, i])
-        share = _I(_I(np.float32(np.float32(weight) * factor)) + _I(1))
-        table_XE[x, i + _U(NUM_SYMBOLS)] = np.uint16(share)
+        share = _I(_I(np.float32(np.float32(weight_16[i]) * factor)) + _I(1))
+        weight_16[i] = share
         spent = _I(spent + share)
+    weight_16[ZERO] += _I(TOTAL) - spent
     below = _I(0)
     for i in range(_U(NUM_SYMBOLS)):
-        share = _I(table_XE[x, i + _U(NUM_SYMBOLS)])
         table_XE[x, i] = np.uint16(below)
-        below = _I(below + share)
-        if i == _U(ZERO):
-            below = _I(below + _I(_I(TOTAL) - spent))
+        below = _I(below + weight_16[i])
     table_XE[x, NUM_SYMBOLS] = np.uint16(TOTAL)
-    if total > _I(_FULL):
-        for i in range(_U(NUM_SYMBOLS)):
-            count_X16[x, i] >>= _I(1)
-
-
-@kernel
-def make_tables(count_X16, prior_X16, table_XE):  # type: ignore[no-untyped-def]
-    """Tables anew from counts (int32) and priors (int32); table_XE: uint16, shape (X, WIDTH)."""
-    for x in range(_U(count_X16.shape[0])):
-        _make_table(count_X16, prior_X16, x, table_XE)
+    return total
 
 
 @helper
-def _next_due(step):  # type: ignore[no-untyped-def]
-    """Steps after which tables are made anew, the step after which they just were."""
-    return step + 1 + (step >> 3)
+def _make_coarse(model, weight_16):  # type: ignore[no-untyped-def]
+    """All coarse tables anew; counts are halved where they have grown large."""
+    for x in range(_U(model.count_X16.shape[0])):
+        for i in range(_U(NUM_SYMBOLS)):
+            weight_16[i] = _I(_I(model.count_X16[x, i] * _I(WEIGHT)) + model.prior_X16[x, i])
+        if _shares(weight_16, model.table_XE, x) > _I(_FULL):
+            for i in range(_U(NUM_SYMBOLS)):
+                model.count_X16[x, i] >>= _I(1)
+
+
+@helper
+def _make_fine(model, x, y, weight_16):  # type: ignore[no-untyped-def]
+    """Table y anew, from its counts and coarse table x."""
+    for i in range(_U(NUM_SYMBOLS)):
+        share = _I(_I(model.table_XE[x, i + _U(1)]) - _I(model.table_XE[x, i]))
+        weight_16[i] = _I(_I(model.fine_Y16[y, i] * _I(_FINE_WEIGHT)) + share)
+    if _shares(weight_16, model.fine_YE, y) > _I(_FULL):
+        for i in range(_U(NUM_SYMBOLS)):
+            model.fine_Y16[y, i] >>= _I(1)
 
 
 @kernel
-def model_block(  # type: ignore[no-untyped-def]
-    k_N, path_N, num_rows, low_K, count_X16, prior_X16, table_XE, clock_2, op_N, raw_B, raw_at
-):
+def _make_tables(model):  # type: ignore[no-untyped-def]
+    _make_coarse(model, np.empty(NUM_SYMBOLS, np.int32))
+
+
+@helper
+def _count_fine(model, x, y, symbol, weight_16):  # type: ignore[no-untyped-def]
+    """Count a symbol in table y, made anew after 1, 2, 3, 4, 5, 7, 9, 12, .. symbols."""
+    model.fine_Y16[y, _U(symbol)] += _I(1)
+    n = _I(model.due_Y2[y, 0] + _I(1))
+    model.due_Y2[y, 0] = n
+    if n == model.due_Y2[y, 1]:
+        model.due_Y2[y, 1] = _I(_I(n + _I(1)) + _I(n >> _I(2)))
+        _make_fine(model, x, y, weight_16)
+
+
+@helper
+def _tick(model, weight_16):  # type: ignore[no-untyped-def]
+    """A row of lanes is counted."""
+    n = model.clock_2[0] + 1
+    model.clock_2[0] = n
+    if n == model.clock_2[1]:
+        model.clock_2[1] = n + 1 + (n >> 3)
+        _make_coarse(model, weight_16)
+
+
+@helper
+def _stretch(k, per_index):  # type: ignore[no-untyped-def]
+    """Where index k lies on its axis, 0..4."""
+    far = min((np.int64(abs(k)) * per_index + 32768) >> 16, 2)
+    return 2 - far if k < 0 else 2 + far
+
+
+@helper
+def _plot(j, k, plot, axis_2):  # type: ignore[no-untyped-def]
+    """Plot of a row for column j + 1, from index k of column j and the plot for column j."""
+    if j == 0:
+        return 5 * _stretch(k, axis_2[0]) + 2
+    if j == 1:
+        return plot + _stretch(k, axis_2[1]) - 2
+    return plot
+
+
+@kernel
+def model_block(k_N, path_N, num_rows, model, plot_L, op_N, raw_B, raw_at):  # type: ignore[no-untyped-def]
     """First pass over a block: count, and write down what the coder does with each symbol.
 
     k_N, path_N : as find_path left them; step r * K + j is column j of the lanes' row r
     num_rows    : rows of the block; lane i has rows i * depth .. (i + 1) * depth - 1, the last
                   lanes fewer, where depth = N / (K * LANES)
-    low_K       : int32, low bits of each column
-    clock_2     : int64, steps so far and when tables are due next; overwritten, as are counts and
-                  tables
+    model       : Model, overwritten
+    plot_L      : int64, shape (LANES,), scratch
     op_N        : uint32, overwritten: below | frequency << 16; 0 where a lane has no row
-    raw_B       : uint8, zeros from bit raw_at on, long enough for 96 bits a value
+    raw_B       : uint8, zeros from bit raw_at on, long enough for 64 bits a value
     Returns the bit after the last one written.
     """
-    K = low_K.shape[0]
+    K = model.low_K.shape[0]
     depth = k_N.shape[0] // (K * LANES)
+    plots = model.fine_YE.shape[0] > 0
+    weight_16 = np.empty(NUM_SYMBOLS, np.int32)
     for r in range(depth):
         lanes = min(LANES, (num_rows - r + depth - 1) // depth)
         for j in range(K):
             at = (r * K + j) * LANES
-            low = low_K[j]
+            low = np.int64(model.low_K[j])
             for i in range(lanes):
                 k = k_N[_U(at + i)]
                 x = _U(2 * j + (path_N[_U(at + i)] & 1))
                 e = k >> low
-                symbol = e + ZERO if -ZERO < e < ZERO else ESCAPE
-                below = np.uint32(table_XE[x, _U(symbol)])
-                above = np.uint32(table_XE[x, _U(symbol + 1)])
-                op_N[_U(at + i)] = np.uint32(below | ((above - below) << np.uint32(16)))
-                count_X16[x, _U(symbol)] += 1
+                symbol = _U(e + ZERO) if -ZERO < e < ZERO else _U(ESCAPE)
+                below, above = model.table_XE[x, symbol], model.table_XE[x, symbol + _U(1)]
+                model.count_X16[x, symbol] += _I(1)
+                if plots:
+                    plot = plot_L[i]
+                    if j > 0:
+                        y = _U(x * _U(PLOTS) + _U(plot))
+                        if model.due_Y2[y, 0] > 0:
+                            below = model.fine_YE[y, symbol]
+                            above = model.fine_YE[y, symbol + _U(1)]
+                        _count_fine(model, x, y, symbol, weight_16)
+                    plot_L[i] = _plot(j, k, plot, model.axis_2)
+                op_N[_U(at + i)] = _W(_W(below) | _W(_W(_W(above) - _W(below)) << _W(16)))
                 if low > 0:
                     raw_at = put_bits(raw_B, raw_at, np.int64(k), low)
-                if symbol == ESCAPE:
+                if symbol == _U(ESCAPE):
                     raw_at = put_bits(raw_B, raw_at, np.int64(e < 0), 1)
                     raw_at = put_number(raw_B, raw_at, np.int64(abs(e) - ZERO), 2)
             for i in range(lanes, LANES):
-                op_N[_U(at + i)] = np.uint32(0)
-        clock_2[0] += 1
-        if clock_2[0] == clock_2[1]:
-            for x in range(_U(2 * K)):
-                _make_table(count_X16, prior_X16, x, table_XE)
-            clock_2[1] = _next_due(clock_2[0])
+                op_N[_U(at + i)] = _W(0)
+        _tick(model, weight_16)
     return raw_at
 
 
@@ -297,27 +413,28 @@ def _symbol_of(table_XE, x, slot):  # type: ignore[no-untyped-def]
     symbol = np.uint16(0)
     for i in range(_U(1), _U(NUM_SYMBOLS)):
         symbol = np.uint16(symbol + np.uint16(table_XE[x, i] <= slot))
-    return symbol
+    return _U(symbol)
 
 
 @kernel
 def decode_block(  # type: ignore[no-untyped-def]
-    payload_B, word_at, raw_at, num_rows, low_K, num_states, count_X16, prior_X16, table_XE,
-    clock_2, state_S, path_L, level_N,
-):  # fmt: skip
+    payload_B, word_at, raw_at, num_rows, model, num_states, state_S, path_L, plot_L, level_N
+):
     """Inverse of find_path, model_block and code_block: levels of a block in steps D.
 
     payload_B : uint8, any bytes
     word_at   : byte before which the next word ends
     raw_at    : next of the bits that stand in front
-    low_K, count_X16, prior_X16, table_XE, clock_2 : as for model_block
+    model     : Model, overwritten as by model_block
     state_S   : uint32, shape (4,), scratch
-    path_L    : int32, shape (LANES,), scratch
+    path_L    : int32, shape (LANES,), scratch; plot_L: int64, the same
     level_N   : int32, overwritten, 0 where a lane has no row, |level| <= 2 * LARGEST
     Returns (word_at, raw_at) after the block; negative, or past the end, if the payload was cut.
     """
-    K = low_K.shape[0]
+    K = model.low_K.shape[0]
     depth = level_N.shape[0] // (K * LANES)
+    plots = model.fine_YE.shape[0] > 0
+    weight_16 = np.empty(NUM_SYMBOLS, np.int32)
     mask = num_states - 1
     for i in range(num_states):
         high = _next_word(payload_B, word_at)
@@ -328,42 +445,52 @@ def decode_block(  # type: ignore[no-untyped-def]
         lanes = min(LANES, (num_rows - r + depth - 1) // depth)
         for j in range(K):
             at = (r * K + j) * LANES
-            low = low_K[j]
+            low = np.int64(model.low_K[j])
             for i in range(lanes):
                 way = path_L[_U(i)]
                 quantiser = _I(way & _I(1))
                 x = _U(2 * j + quantiser)
+                y = _U(0)
+                fine = False
+                if plots and j > 0:
+                    y = _U(x * _U(PLOTS) + _U(plot_L[i]))
+                    fine = model.due_Y2[y, 0] > 0
                 state = state_S[_U(i & mask)]
                 slot = np.uint16(state & _W(TOTAL - 1))
-                symbol = _symbol_of(table_XE, x, slot)
-                below = _W(table_XE[x, _U(symbol)])
-                above = _W(table_XE[x, _U(symbol) + _U(1)])
-                count_X16[x, _U(symbol)] += 1
+                if fine:
+                    symbol = _symbol_of(model.fine_YE, y, slot)
+                    below = _W(model.fine_YE[y, symbol])
+                    above = _W(model.fine_YE[y, symbol + _U(1)])
+                else:
+                    symbol = _symbol_of(model.table_XE, x, slot)
+                    below = _W(model.table_XE[x, symbol])
+                    above = _W(model.table_XE[x, symbol + _U(1)])
+                model.count_X16[x, symbol] += _I(1)
                 state = _W(_W(_W(above - below) * _W(state >> _W(PLACES))) + _W(slot - below))
                 if state < _W(_LOWEST):
                     state = _W(_W(state << _W(16)) | _next_word(payload_B, word_at))
                     word_at -= 2
                 state_S[_U(i & mask)] = state
                 k = _I(_I(symbol) - _I(ZERO))
-                if low > 0 or symbol == ESCAPE:
+                if low > 0 or symbol == _U(ESCAPE):
                     rest = get_bits(payload_B, raw_at, low)
                     raw_at += low
                     e = np.int64(k)
-                    if symbol == ESCAPE:
+                    if symbol == _U(ESCAPE):
                         sign = get_bits(payload_B, raw_at, 1)
                         e, raw_at = get_number(payload_B, raw_at + 1, 2)
                         e = min(e + ZERO, (LARGEST >> low) - 1)
                         e = -e if sign else e
                     k = _I((e << low) | rest)
+                if plots:
+                    if j > 0:
+                        _count_fine(model, x, y, symbol, weight_16)
+                    plot_L[i] = _plot(j, k, plot_L[i], model.axis_2)
                 path_L[_U(i)] = next_state(way, k)
                 level_N[_U(at + i)] = level(k, quantiser)
             for i in range(lanes, LANES):
                 level_N[_U(at + i)] = _I(0)
-        clock_2[0] += 1
-        if clock_2[0] == clock_2[1]:
-            for x in range(_U(2 * K)):
-                _make_table(count_X16, prior_X16, x, table_XE)
-            clock_2[1] = _next_due(clock_2[0])
+        _tick(model, weight_16)
     return word_at, raw_at
 
 
