@@ -34,6 +34,7 @@ TEST = [
     "pytest>=7.4",
     "pytest-mpi>=0.6",
     "pytest-timeout>=2.2",
+    "pytest-xdist>=3.5",
     "hypothesis>=6.90",
     *PLOT,
     *MPICH,

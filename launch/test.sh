@@ -44,5 +44,8 @@ for script in bench/*.py; do
     fi
 done
 
-step "serial tests, with the blocks of the README"
-timeout -k 10 900 python -m pytest -q
+step "tests of one process: kernels, codecs, data, models"
+timeout -k 10 900 python -m pytest -q -n 2 tests/unit tests/property tests/golden --ignore tests/unit/test_readme.py
+
+step "tests that start ranks, and the blocks of the README"
+timeout -k 10 900 python -m pytest -q tests/ranks tests/unit/test_readme.py
