@@ -9,10 +9,8 @@ and centre and step are fitted to the data and sent along.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -110,48 +108,41 @@ class LatticeCodec(Codec):
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Two float32 a range, and the indices."""
         codes = lattice_code.code_nbytes(math.prod(shape), self.dim, self.bits)
-        return _SIDE.size * self._num_ranges(shape) + codes
+        return 8 * self._num_ranges(shape) + codes
 
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """Two passes over the tensor: scan, then quantise and pack."""
         if x.size == 0:
             return
         # The kernels are float32; a float64 tensor is rounded first (2**-24, far below one step).
-        x = x if x.dtype == np.float32 else x.astype(np.float32)
+        x_N = x.reshape(-1).astype(np.float32, copy=False)
         num_ranges = self._num_ranges(x.shape)
-        codes_B = out_B[_SIDE.size * num_ranges :]
-        if num_ranges > 1:
-            self._encode_columns(x.reshape(-1, num_ranges), out_B, codes_B)
-            return
-        x_N = x.reshape(-1)
-        lo, step = self._scanned(x_N)
-        if num_ranges:
-            _SIDE.pack_into(out_B.data, 0, lo, step)
+        side_2G = self._scanned(x_N.reshape(-1, num_ranges or 1))
+        out_B[: num_ranges * 8] = side_2G.reshape(-1).view(np.uint8)[: num_ranges * 8]
         # A step below the normal floats has no finite inverse: all values are the centre.
-        inverse = 1.0 / step if step >= _SMALLEST_STEP else 0.0
-        lattice_code.encode_lattice(x_N, lo, inverse, self.book, codes_B)
+        inverse_G = np.zeros_like(side_2G[1])
+        np.divide(1, side_2G[1], out=inverse_G, where=side_2G[1] >= _SMALLEST_STEP)
+        lattice_code.encode_lattice(x_N, side_2G[0], inverse_G, self.book, out_B[num_ranges * 8 :])
 
     def decode(self, payload_B: Bytes, key: int, out: Array) -> None:
         """One pass: unpack, look up the codewords, scale."""
         if out.size == 0:
             return
         num_ranges = self._num_ranges(out.shape)
-        codes_B = payload_B[_SIDE.size * num_ranges :]
-        to = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
-        if num_ranges > 1:
-            side_2G = payload_B[: _SIDE.size * num_ranges].copy().view(np.float32)
-            lo_G, step_G = side_2G[:num_ranges], side_2G[num_ranges:]
-            # NaN fails every comparison, so it is refused here too.
-            if not (self._spans(np.abs(lo_G).max(), step_G.max()) and step_G.min() >= 0):
-                raise WireError(_BAD_SIDE)
-            lattice_code.decode_lattice_columns(
-                codes_B, lo_G, step_G, self.book, to.reshape(-1, num_ranges)
+        side_2G = (
+            self._fixed_side(self.fixed)
+            if self.fixed
+            else payload_B[: num_ranges * 8].copy().view(np.float32).reshape(2, -1)
+        )
+        # NaN fails every comparison, so it is refused here too.
+        if not (side_2G[1].min() >= 0 and self._spans(side_2G)):
+            raise WireError(
+                "a range in the payload is negative or not finite; the payload is corrupt"
             )
-        else:
-            lo, step = _SIDE.unpack_from(payload_B.data) if num_ranges else self._fixed_level()
-            if not (self._spans(lo, step) and step >= 0):
-                raise WireError(_BAD_SIDE)
-            lattice_code.decode_lattice(codes_B, lo, step, self.book, to.reshape(-1))
+        to = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
+        lattice_code.decode_lattice(
+            payload_B[num_ranges * 8 :], side_2G[0], side_2G[1], self.book, to.reshape(-1)
+        )
         if to is not out:
             out[...] = to
 
@@ -161,58 +152,40 @@ class LatticeCodec(Codec):
             return 0
         return shape[-1] if self.scope == "column" and len(shape) > 1 else 1
 
-    def _spans(self, lo: float, step: float) -> bool:
-        """Whether the step and every codeword are finite in float32."""
-        return abs(float(lo)) + float(step) * max(self.book.reach, 1) < FLOAT32_MAX
+    def _spans(self, side_2G: Array) -> bool:
+        """Whether the steps and every codeword are finite in float32."""
+        lo, step = np.abs(side_2G).max(axis=1).tolist()
+        return lo + step * max(self.book.reach, 1) < FLOAT32_MAX
 
-    def _fixed_level(self) -> tuple[float, float]:
-        """Centre and step of the fixed range, as float32 spells them."""
-        centre, step = self._levels_from(*self.fixed)  # type: ignore[misc]
-        return float(np.float32(centre)), float(np.float32(step))
+    def _fixed_side(self, ends: tuple[float, float]) -> Array:
+        """Centre and step of the fixed range, as if they had been sent."""
+        lo, hi = ends
+        return np.array([[0.5 * lo + 0.5 * hi], [self.book.step * (hi - lo)]], np.float32)
 
-    def _scanned(self, x_N: Array) -> tuple[float, float]:
-        """Centre and step of one range, as float32 spells them; the values are found finite."""
+    def _scanned(self, x_RG: Array) -> Array:
+        """Centres and steps, float32, shape (2, G); the values are found finite."""
         if self.fixed:
-            require_finite(x_N)
-            return self._fixed_level()
-        stats_12 = np.empty((1, 2), np.float32)
+            require_finite(x_RG)
+            return self._fixed_side(self.fixed)
+        stats_G2 = np.empty((x_RG.shape[1], 2), np.float32)
         if self.kind == "gauss":
-            check_status(scan.moments_columns(x_N.reshape(-1, 1), stats_12))
+            check_status(scan.moments_columns(x_RG, stats_G2))
+        elif len(stats_G2) == 1:
+            check_status(scan.minmax(x_RG.reshape(-1), stats_G2[0]))
         else:
-            check_status(scan.minmax(x_N, stats_12[0]))
-        lo, step = self._levels_from(*stats_12[0].tolist())
-        if not self._spans(lo, step):
-            raise NonFiniteError(_TOO_WIDE)
-        lo, step = _SIDE.unpack(_SIDE.pack(lo, step))
-        return lo, step
-
-    def _encode_columns(self, x_RC: Array, out_B: Bytes, codes_B: Bytes) -> None:
-        """One range a column; `codes_B` is the part of `out_B` behind the ranges."""
-        num_ranges = x_RC.shape[1]
-        stats_C2 = np.empty((num_ranges, 2), np.float32)
-        scanned = scan.moments_columns if self.kind == "gauss" else scan.minmax_columns
-        check_status(scanned(x_RC, stats_C2))
-        lo_G, step_G = self._levels_from(*stats_C2.astype(np.float64).T)
-        if not self._spans(np.abs(lo_G).max(), step_G.max()):
-            raise NonFiniteError(_TOO_WIDE)
-        side_2G = np.stack([lo_G, step_G]).astype(np.float32)
-        out_B[: side_2G.nbytes] = side_2G.reshape(-1).view(np.uint8)
-        inverse_G = np.zeros(num_ranges, np.float32)
-        np.divide(1, side_2G[1], out=inverse_G, where=side_2G[1] >= _SMALLEST_STEP)
-        lattice_code.encode_lattice_columns(x_RC, side_2G[0], inverse_G, self.book, codes_B)
-
-    def _levels_from(self, first: Any, second: Any) -> tuple[Any, Any]:
-        """(centre, step) from (mean, deviation) or (min, max), numbers or arrays of float64."""
+            check_status(scan.minmax_columns(x_RG, stats_G2))
+        first_G, second_G = stats_G2.astype(np.float64).T
         if self.kind == "gauss":
-            return first, self.book.step * second
-        return 0.5 * first + 0.5 * second, self.book.step * (second - first)
+            side_2G = np.stack([first_G, self.book.step * second_G])
+        else:
+            side_2G = np.stack([(first_G + second_G) / 2, self.book.step * (second_G - first_G)])
+        if not self._spans(side_2G):
+            raise NonFiniteError("the range of a message overflows float32")
+        return side_2G.astype(np.float32)
 
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-_SIDE = struct.Struct("<ff")
 _SMALLEST_STEP = 2.0**-125
-_BAD_SIDE = "a range in the payload is negative or not finite; the payload is corrupt"
-_TOO_WIDE = "the range of a message overflows float32"
 
 
 def _fixed_range(text: str, ends: list[str]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Lattice codes: scale, find the nearest codeword of a book and pack its index, and back.
 
-    encode   y    = clip((x - lo) * inv_step, -FAR_OUT, FAR_OUT)
+    encode   y    = clip((x - lo) * inv_step, -FAR_OUT, FAR_OUT)     lo, step: of the column
              code = index of the codeword nearest to a group of `dim` values y
     decode   x    = lo + y * step, y the codeword
 
@@ -8,7 +8,8 @@ in float32, one rounding per operation. Groups are consecutive values, row by ro
 filled up with y = 0. Eight values are one word of 8 * bits bits: 4 codes of A2, 2 of D4, one of E8,
 lowest bits first, and the payload is these words, cut to whole bytes behind the last group.
 
-Legend: N values, R rows, C columns, K values of a block, G groups of a block, W words, B bytes.
+Legend: N values, C columns, T columns over and over, K values and G groups of a block, W words, B
+bytes.
 """
 
 from __future__ import annotations
@@ -143,33 +144,20 @@ def _word_reader(dim: int, bits: int) -> Any:
 
 
 @helper
-def _scale(x_N, at, n, lo, inv_step, y_K):  # type: ignore[no-untyped-def]
+def _scale(x_N, at, n, lo_T, inv_step_T, column, y_K):  # type: ignore[no-untyped-def]
+    """n values from `at` on to y; the first one is of column `column`."""
     wide()
     for i in range(np.uint64(n)):
-        y_K[i] = min(max((x_N[at + i] - lo) * inv_step, _LOW), _HIGH)
+        y = (x_N[at + i] - lo_T[column + i]) * inv_step_T[column + i]
+        y_K[i] = min(max(y, _LOW), _HIGH)
 
 
 @helper
-def _scale_row(x_RC, r, c, n, lo_C, inv_step_C, y_K, to):  # type: ignore[no-untyped-def]
-    """Like `_scale` for n values of row r from column c on."""
+def _unscale(y_K, n, lo_T, step_T, column, out_N, at):  # type: ignore[no-untyped-def]
+    """Inverse of `_scale`."""
     wide()
     for i in range(np.uint64(n)):
-        y = (x_RC[r, c + i] - lo_C[c + i]) * inv_step_C[c + i]
-        y_K[to + i] = min(max(y, _LOW), _HIGH)
-
-
-@helper
-def _unscale(y_K, n, lo, step, out_N, at):  # type: ignore[no-untyped-def]
-    wide()
-    for i in range(np.uint64(n)):
-        out_N[at + i] = lo + y_K[i] * step
-
-
-@helper
-def _unscale_row(y_K, done, n, lo_C, step_C, out_RC, r, c):  # type: ignore[no-untyped-def]
-    wide()
-    for i in range(np.uint64(n)):
-        out_RC[r, c + i] = lo_C[c + i] + y_K[done + i] * step_C[c + i]
+        out_N[at + i] = lo_T[column + i] + y_K[i] * step_T[column + i]
 
 
 @cache
@@ -179,40 +167,13 @@ def encoder(book: Book) -> Any:
     quantise, write = _QUANTISERS[dim](book), _word_writer(dim, bits)
 
     @kernel
-    def encode(x_N, lo, inv_step, y_K, codes_G, words_W, room, out_B):  # type: ignore[no-untyped-def]
+    def encode(x_N, C, lo_T, inv_step_T, y_K, codes_G, words_W, room, out_B):  # type: ignore[no-untyped-def]
         N = x_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
             if N > FAR:
                 prefetch_read(x_N, at + np.uint64(BLOCK))
-            _scale(x_N, at, n, lo, inv_step, y_K)
-            y_K[n : n + 7] = 0
-            quantise(y_K, (n + dim - 1) // dim, codes_G, room)
-            write(words_W, n, out_B, np.uint64(start * bits // 8))
-
-    return encode
-
-
-@cache
-def column_encoder(book: Book) -> Any:
-    """Kernel behind `encode_lattice_columns`; like `encoder`, with a part of a row as the unit."""
-    dim, bits = book.dim, book.bits
-    quantise, write = _QUANTISERS[dim](book), _word_writer(dim, bits)
-
-    @kernel
-    def encode(x_RC, lo_C, inv_step_C, y_K, codes_G, words_W, room, out_B):  # type: ignore[no-untyped-def]
-        R, C = x_RC.shape
-        r, c = 0, 0
-        for start in range(0, R * C, BLOCK):
-            n, done = min(BLOCK, R * C - start), 0
-            while done < n:  # the rest of a row, or as much of it as the block takes
-                m = min(C - c, n - done)
-                to = np.uint64(done)
-                _scale_row(x_RC, np.uint64(r), np.uint64(c), m, lo_C, inv_step_C, y_K, to)
-                done += m
-                c += m
-                if c == C:
-                    r, c = r + 1, 0
+            _scale(x_N, at, n, lo_T, inv_step_T, np.uint64(start % C), y_K)
             y_K[n : n + 7] = 0
             quantise(y_K, (n + dim - 1) // dim, codes_G, room)
             write(words_W, n, out_B, np.uint64(start * bits // 8))
@@ -227,7 +188,7 @@ def decoder(book: Book) -> Any:
     locate, read = _LOCATORS[dim](book), _word_reader(dim, bits)
 
     @kernel
-    def decode(in_B, lo, step, y_K, codes_G, words_W, room, out_N):  # type: ignore[no-untyped-def]
+    def decode(in_B, C, lo_T, step_T, y_K, codes_G, words_W, room, out_N):  # type: ignore[no-untyped-def]
         N = out_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
@@ -235,80 +196,42 @@ def decoder(book: Book) -> Any:
                 prefetch_write(out_N, at + np.uint64(BLOCK))
             read(in_B, np.uint64(start * bits // 8), n, words_W)
             locate(codes_G, (n + dim - 1) // dim, y_K, room)
-            _unscale(y_K, n, lo, step, out_N, at)
+            _unscale(y_K, n, lo_T, step_T, np.uint64(start % C), out_N, at)
 
     return decode
 
 
-@cache
-def column_decoder(book: Book) -> Any:
-    """Kernel behind `decode_lattice_columns`, compiled at its first call."""
-    dim, bits = book.dim, book.bits
-    locate, read = _LOCATORS[dim](book), _word_reader(dim, bits)
+def _columns(lo_C: np.ndarray, step_C: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """(C, lo_T, step_T): the columns over and over, for a block that starts at any of them.
 
-    @kernel
-    def decode(in_B, lo_C, step_C, y_K, codes_G, words_W, room, out_RC):  # type: ignore[no-untyped-def]
-        R, C = out_RC.shape
-        r, c = 0, 0
-        for start in range(0, R * C, BLOCK):
-            n, done = min(BLOCK, R * C - start), 0
-            read(in_B, np.uint64(start * bits // 8), n, words_W)
-            locate(codes_G, (n + dim - 1) // dim, y_K, room)
-            while done < n:
-                m = min(C - c, n - done)
-                row, column = np.uint64(r), np.uint64(c)
-                _unscale_row(y_K, np.uint64(done), m, lo_C, step_C, out_RC, row, column)
-                done += m
-                c += m
-                if c == C:
-                    r, c = r + 1, 0
-
-    return decode
+    A loop over these has one length for a matrix of any width; one that went row by row cost a call
+    a row.
+    """
+    times = BLOCK // len(lo_C) + 2
+    return len(lo_C), np.tile(lo_C, times), np.tile(step_C, times)
 
 
 def encode_lattice(
-    x_N: np.ndarray, lo: float, inv_step: float, book: Book, out_B: np.ndarray
+    x_N: np.ndarray, lo_C: np.ndarray, inv_step_C: np.ndarray, book: Book, out_B: np.ndarray
 ) -> None:
-    """Quantise and pack N finite values with one centre and step.
+    """Quantise and pack N finite values, row by row; value n is of column n % C.
 
-    x_N      : float32, shape (N,)   any stride
-    lo       : float                 value of the book's origin; used as float32
-    inv_step : float                 1 / unit of length, 0 if all values are equal; as float32
-    out_B    : uint8, shape (code_nbytes(N, book.dim, book.bits),)   overwritten
+    x_N        : float32, shape (N,)   any stride
+    lo_C       : float32, shape (C,)   value of the book's origin, C >= 1
+    inv_step_C : float32, shape (C,)   1 / unit of length, 0 if all values of a column are equal
+    out_B      : uint8, shape (code_nbytes(N, book.dim, book.bits),)   overwritten
     """
-    run = encoder(book)
-    run(x_N, np.float32(lo), np.float32(inv_step), *scratch(book.dim), out_B)
+    encoder(book)(x_N, *_columns(lo_C, inv_step_C), *scratch(book.dim), out_B)
 
 
-def encode_lattice_columns(
-    x_RC: np.ndarray, lo_C: np.ndarray, inv_step_C: np.ndarray, book: Book, out_B: np.ndarray
+def decode_lattice(
+    in_B: np.ndarray, lo_C: np.ndarray, step_C: np.ndarray, book: Book, out_N: np.ndarray
 ) -> None:
-    """Like `encode_lattice` with a centre and a step per column; groups in row-major order.
+    """Unpack and scale N values; inverse of `encode_lattice`.
 
-    x_RC             : float32, shape (R, C)   any strides
-    lo_C, inv_step_C : float32, shape (C,), contiguous
-    out_B            : uint8, shape (code_nbytes(R * C, book.dim, book.bits),)   overwritten
+    in_B   : uint8, shape (code_nbytes(N, book.dim, book.bits),)   any bytes decode to codewords
+    lo_C   : float32, shape (C,)   value of the book's origin, C >= 1
+    step_C : float32, shape (C,)   unit of length
+    out_N  : float32, shape (N,)   overwritten
     """
-    column_encoder(book)(x_RC, lo_C, inv_step_C, *scratch(book.dim), out_B)
-
-
-def decode_lattice(in_B: np.ndarray, lo: float, step: float, book: Book, out_N: np.ndarray) -> None:
-    """Unpack and scale N values.
-
-    in_B  : uint8, shape (code_nbytes(N, book.dim, book.bits),)   any bytes decode to codewords
-    lo    : float                value of the book's origin; used as float32
-    step  : float                unit of length; used as float32
-    out_N : float32, shape (N,)  overwritten
-    """
-    decoder(book)(in_B, np.float32(lo), np.float32(step), *scratch(book.dim), out_N)
-
-
-def decode_lattice_columns(
-    in_B: np.ndarray, lo_C: np.ndarray, step_C: np.ndarray, book: Book, out_RC: np.ndarray
-) -> None:
-    """Like `decode_lattice` with a centre and a step per column.
-
-    lo_C, step_C : float32, shape (C,), contiguous
-    out_RC       : float32, shape (R, C)   overwritten
-    """
-    column_decoder(book)(in_B, lo_C, step_C, *scratch(book.dim), out_RC)
+    decoder(book)(in_B, *_columns(lo_C, step_C), *scratch(book.dim), out_N)
