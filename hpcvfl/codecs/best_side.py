@@ -23,13 +23,14 @@ _FEW_ROWS = 48
 """A tensor with fewer rows is one column: counts of each column would not pay."""
 _WIDEST = 256
 """Most columns of a message that is rotated; its axes are found in time of C**3."""
-_SAMPLE = 1 << 17
-"""Values on which means, deviations and axes are estimated."""
+_SAMPLE = 1 << 15
+"""Values on which means, deviations and axes are estimated, or eight a column and row of them."""
 _DEAD, _DEAD_AXIS = 0.3, 0.6
 """A column, or an axis, along which the deviation is fewer steps than this is not coded; an axis
 has its coordinates to pay for."""
 _FINEST, _COARSEST = 14, 2
 _MAX_NUMBER = 1 << 28
+_FIRST_CLASS = 5  # that of the first column is written as the distance from it
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -75,7 +76,7 @@ class Stats:
     def of(cls, x_RC: Floats, peak: float) -> Stats:
         """Of a float32 matrix, from evenly spaced rows if it is large."""
         R, C = x_RC.shape
-        stride = max(1, R * C // _SAMPLE)
+        stride = max(1, R // max(8 * C, _SAMPLE // C))
         sample_RC = x_RC[::stride].astype(np.float64)
         mean_C = sample_RC.mean(axis=0)
         sample_RC -= mean_C
@@ -96,25 +97,28 @@ class Stats:
         assert self.spread_C is not None
         return self.spread_C
 
-    def guess(self, rotated: bool, budget: float) -> tuple[float, float]:
-        """(D, error of a row) at which about `budget` bits are used, by the laws of a Gaussian."""
-        var = self.variances(rotated)
-        C = len(var)
-        top = float(var.max())
+    def guess(self, rotated: bool, budget: float, saved: float = 0.0) -> tuple[float, float]:
+        """(D, error of a row) at which about `budget` bits are used, by the laws of a Gaussian.
+
+        saved : part of the first bits of a value that the data need less than these laws say
+        """
+        var_C = self.variances(rotated)
+        top = float(var_C.max())
         if top <= 0:
             return 0.0, 0.0
-        low, high = 0.5 * math.log2(top) - 24, 0.5 * math.log2(top) + 3
-        for _ in range(18):
-            middle = (low + high) / 2
-            ratio = np.sqrt(var) * 2.0**-middle
-            bits = self.rows * _rate(ratio).sum()
-            if rotated:
-                active = ratio > _DEAD_AXIS
-                finer = np.log2(ratio[active] + 1) + 0.5 * math.log2(self.rows)
-                bits += C * (np.maximum(finer - 0.5 * math.log2(C), 0) + 2.5).sum()
-            low, high = (middle, high) if bits > budget else (low, middle)
-        step = 2.0**high
-        return step, float(np.minimum(var, 0.2 * step * step).sum())
+        C = len(var_C)
+        step_S = math.sqrt(top) * 2.0 ** np.arange(3, -24, -0.25)
+        ratio_SC = np.sqrt(var_C) / step_S[:, None]
+        rate_SC = _rate(ratio_SC)
+        bits_S = self.rows * (rate_SC - saved * np.minimum(rate_SC, 1.5)).sum(axis=1)
+        if rotated:
+            finer_SC = np.log2(ratio_SC + 1) + 0.5 * math.log2(self.rows / C)
+            axes_SC = np.where(ratio_SC > _DEAD_AXIS, np.maximum(finer_SC, 0) + 2.0, 0)
+            bits_S += C * axes_SC.sum(axis=1)
+        i = min(max(int((bits_S <= budget).sum()), 1), len(step_S) - 1)
+        way = min(max((budget - bits_S[i - 1]) / max(bits_S[i] - bits_S[i - 1], 1.0), 0.0), 1.0)
+        step = float(step_S[i - 1]) * 2.0 ** (-0.25 * way)
+        return step, float(np.minimum(var_C, 0.2 * step * step).sum())
 
     def slope(self, rotated: bool, step: float) -> float:
         """Bits that a message has more at half the step."""
@@ -143,11 +147,6 @@ class Side:
     mean_C: Floats
     basis_KC: Floats | None
 
-    @property
-    def low_bits(self) -> Floats:
-        """Bits of an index that are sent as they are, int32."""
-        return np.maximum(0, (self.class_K - 5) // 2).astype(np.int32)
-
 
 def _fineness(rows: int) -> int:
     return min(8, rows.bit_length() // 2)
@@ -158,8 +157,14 @@ def _axis_places(rows: int, class_K: Floats) -> Floats:
     return np.clip(_fineness(rows) + (class_K - 3) // 2, _COARSEST, _FINEST)
 
 
-def _axis_order(places: int, C: int) -> int:
-    return max(0, int(places) - C.bit_length() // 2)
+def _axis_orders(places_K: Floats, C: int) -> Floats:
+    """Orders of the Golomb codes of axes."""
+    return np.maximum(0, places_K - C.bit_length() // 2)
+
+
+def room_of(C: int, rotated: bool) -> int:
+    """Bytes that `write_side` writes at most."""
+    return 64 + 8 * (2 * C + (C * C if rotated else 0))
 
 
 def write_side(
@@ -167,75 +172,84 @@ def write_side(
 ) -> tuple[Side, int]:
     """Write what `read_side` reads; returns what the receiver will know, and the bit after it.
 
-    raw_B : uint8, zeros from bit `at` on, 64 bits a number long
+    raw_B : uint8, room_of(C, rotated) long, zeros from bit `at` on
     """
     C = len(stats.mean_C)
     unit = float(step) * 2.0 ** -_fineness(stats.rows)
     mean_C = np.clip(np.rint(stats.mean_C / unit), -_MAX_NUMBER, _MAX_NUMBER).astype(np.int64)
-    ratio = np.sqrt(stats.variances(rotated)) / float(step)
-    class_C = np.rint(2 * np.log2(np.maximum(ratio, 1e-9))).astype(np.int64) + 3
-    class_C = np.where(
-        ratio > (_DEAD_AXIS if rotated else _DEAD), np.clip(class_C, 0, rans.NUM_CLASSES - 1), -1
-    )
-    at = rans.put_numbers(np.array([-1 if rotated else 0], np.int64), 0, raw_B, at)
+    ratio_C = np.sqrt(stats.variances(rotated)) / float(step)
+    class_C = np.rint(2 * np.log2(np.maximum(ratio_C, 1e-9))).astype(np.int64) + 3
+    coded_C = ratio_C > (_DEAD_AXIS if rotated else _DEAD)
+    class_C = np.where(coded_C, np.clip(class_C, 0, rans.NUM_CLASSES - 1), -1)
     order = _best_order(mean_C)
-    at = rans.put_numbers(np.array([order], np.int64), 1, raw_B, at)
-    at = rans.put_numbers(mean_C, order, raw_B, at)
+    at = rans.put_number(raw_B, at, int(rotated), 0)
+    at = rans.put_number(raw_B, at, order, 2)
+    at = rans.put_rows(mean_C[None], np.array([order]), raw_B, at)
+    axes_KC = None
     if rotated:
-        class_C = class_C[: int((class_C >= 0).sum())]
-        at = rans.put_numbers(np.array([len(class_C)], np.int64), 3, raw_B, at)
-    at = rans.put_numbers(np.diff(class_C, prepend=5), 0, raw_B, at)
-    axes = None
+        class_C = class_C[: int(coded_C.sum())]
+        at = rans.put_number(raw_B, at, len(class_C), 3)
+    at = rans.put_rows(np.diff(class_C, prepend=_FIRST_CLASS)[None], np.array([0]), raw_B, at)
     if rotated:
-        axes = np.empty((len(class_C), C), np.int64)
-        for j, places in enumerate(_axis_places(stats.rows, class_C)):
-            axes[j] = np.rint(stats.axes_CC[j] * 2.0**places)  # type: ignore[index]
-            at = rans.put_numbers(axes[j], _axis_order(places, C), raw_B, at)
-    return _side(stats.rows, step, mean_C, class_C, axes), at
+        assert stats.axes_CC is not None
+        places_K = _axis_places(stats.rows, class_C)
+        scaled_KC = stats.axes_CC[: len(class_C)] * 2.0 ** places_K[:, None]
+        axes_KC = np.rint(scaled_KC).astype(np.int64)
+        at = rans.put_rows(axes_KC, _axis_orders(places_K, C), raw_B, at)
+    return _side(stats.rows, step, mean_C, class_C, axes_KC), at
 
 
 def read_side(payload_B: Floats, at: int, rows: int, C: int, step: np.float32) -> tuple[Side, int]:
     """Inverse of `write_side`; WireError for what it cannot have written."""
-
-    def numbers(count: int, order: int) -> Floats:
-        nonlocal at
-        got = np.empty(count, np.int64)
-        at = rans.get_numbers(payload_B, at, order, got)
-        if at > 8 * payload_B.size:
-            raise WireError("side information runs past the end of a payload; it is corrupt")
-        return got
-
-    rotated, order = bool(numbers(1, 0)[0]), int(numbers(1, 1)[0])
-    if not 0 <= order <= 24 or (rotated and not 1 < C <= _WIDEST):
+    rotated, at = rans.get_number(payload_B, at, 0)
+    order, at = rans.get_number(payload_B, at, 2)
+    if order > 24 or rotated > 1 or (rotated and not 1 < C <= _WIDEST):
         raise WireError(_CORRUPT)
-    mean_C = numbers(C, order)
-    K = int(numbers(1, 3)[0]) if rotated else C
-    if not 0 <= K <= C:
-        raise WireError(_CORRUPT)
-    class_C = np.cumsum(numbers(K, 0)) + 5
-    if K and not -int(not rotated) <= class_C.min() <= class_C.max() < rans.NUM_CLASSES:
-        raise WireError(_CORRUPT)
-    axes = None
+    mean_C = np.empty((1, C), np.int64)
+    at = rans.get_rows(payload_B, at, np.array([order]), mean_C)
+    K = C
     if rotated:
-        axes = np.empty((K, C), np.int64)
-        for j, places in enumerate(_axis_places(rows, class_C)):
-            axes[j] = numbers(C, _axis_order(places, C))
-    return _side(rows, step, mean_C, class_C, axes), at
+        K, at = rans.get_number(payload_B, at, 3)
+        if K > C:
+            raise WireError(_CORRUPT)
+    moves_K = np.empty((1, K), np.int64)
+    at = rans.get_rows(payload_B, at, np.array([0]), moves_K)
+    class_K = np.cumsum(moves_K[0]) + _FIRST_CLASS
+    if K and not (0 if rotated else -1) <= class_K.min() <= class_K.max() < rans.NUM_CLASSES:
+        raise WireError(_CORRUPT)
+    axes_KC = None
+    if rotated:
+        axes_KC = np.empty((K, C), np.int64)
+        orders_K = _axis_orders(_axis_places(rows, class_K), C)
+        at = rans.get_rows(payload_B, at, orders_K, axes_KC)
+    if at > 8 * payload_B.size:
+        raise WireError("side information runs past the end of a payload; it is corrupt")
+    return _side(rows, step, mean_C[0], class_K, axes_KC), at
+
+
+def to_axes(basis_KC: Floats) -> Floats:
+    """float32 matrix (C, K) that takes a row to coordinates of the nearest point in the span of the
+    basis: rounded axes are not quite orthogonal.
+    """
+    basis_KC = basis_KC.astype(np.float64)
+    gram_KK = basis_KC @ basis_KC.T
+    gram_KK.flat[:: len(gram_KK) + 1] += 1e-9  # an axis may be rounded to 0
+    return np.ascontiguousarray(np.linalg.solve(gram_KK, basis_KC).T.astype(np.float32))
 
 
 _CORRUPT = "side information in a payload is out of range; it is corrupt"
 
 
 def _side(
-    rows: int, step: np.float32, mean_C: Floats, class_C: Floats, axes: Floats | None
+    rows: int, step: np.float32, mean_C: Floats, class_C: Floats, axes_KC: Floats | None
 ) -> Side:
     """The same on both sides: integers, powers of two, and one product a number."""
     unit = np.float32(step * np.float32(2.0 ** -_fineness(rows)))
     column_K = np.flatnonzero(class_C >= 0)
     basis_KC = None
-    if axes is not None:
+    if axes_KC is not None:
         scale_K = (2.0 ** -_axis_places(rows, class_C).astype(np.float64)).astype(np.float32)
-        basis_KC = axes.astype(np.float32) * scale_K[:, None]
+        basis_KC = axes_KC.astype(np.float32) * scale_K[:, None]
     return Side(column_K, class_C[column_K], mean_C.astype(np.float32) * unit, basis_KC)
 
 

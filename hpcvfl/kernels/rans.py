@@ -26,6 +26,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
 
 from hpcvfl.kernels.compiling import helper, kernel, wide
 from hpcvfl.kernels.trellis import LANES, PRICES, level, next_state
@@ -63,18 +66,14 @@ _SMALL = (
     ((3248, 414, 10, 2, 1, 1, 1, 1), (1520, 1247, 40, 3, 1, 1, 1, 1)),
     ((2380, 792, 60, 6, 1, 1, 1, 1), (1141, 1286, 179, 14, 2, 1, 1, 1)),
     ((1707, 948, 209, 31, 6, 2, 1, 1), (872, 1140, 389, 68, 11, 2, 1, 1)),
-    ((1227, 904, 368, 116, 30, 9, 3, 2), (644, 943, 518, 193, 55, 14, 4, 2)),
+    ((1227, 907, 368, 116, 31, 9, 3, 1), (644, 942, 517, 193, 54, 14, 4, 1)),
+    ((879, 773, 443, 224, 100, 41, 16, 7), (474, 740, 529, 299, 145, 60, 23, 9)),
 )
 # The same once there are low bits, symmetric about -1/2: k >> s = 0..6 and -1..-7.
 _LARGE = (
-    (1362, 541, 113, 18, 4, 2, 1),
-    (1117, 627, 247, 75, 20, 6, 3),
+    (1121, 631, 249, 75, 20, 5, 2),
+    (864, 581, 330, 161, 70, 28, 11),
 )
-
-
-def low_bits(klass: int) -> int:
-    """Bits of an index that are written as they are, by class."""
-    return max(0, (klass - 5) // 2)
 
 
 def _priors() -> np.ndarray:
@@ -122,18 +121,18 @@ def get_bits(raw_B, at, n):  # type: ignore[no-untyped-def]
     return value & ((1 << n) - 1)
 
 
-@helper
+@kernel
 def put_number(raw_B, at, value, order):  # type: ignore[no-untyped-def]
     """Write value >= 0 in the exponential Golomb code of `order`; returns the bit after it."""
     value += 1 << order
     n = 0
     while value >> (n + 1):
         n += 1
-    at = put_bits(raw_B, at, np.int64(1) << (n - order), n - order + 1)  # n - order zeros, a one
+    at = put_bits(raw_B, at, 1 << (n - order), n - order + 1)  # n - order zeros, a one
     return put_bits(raw_B, at, value, n)
 
 
-@helper
+@kernel
 def get_number(raw_B, at, order):  # type: ignore[no-untyped-def]
     """(value, the bit after it) of an exponential Golomb code; at most 2**31, whatever is there."""
     zeros = 0
@@ -146,24 +145,27 @@ def get_number(raw_B, at, order):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def put_numbers(value_N, order, raw_B, at):  # type: ignore[no-untyped-def]
+def put_rows(value_RC, order_R, raw_B, at):  # type: ignore[no-untyped-def]
     """Write signed numbers, 0, -1, 1, -2, .. as 0, 1, 2, 3, ..; returns the bit after them.
 
-    value_N : int64, shape (N,), |value| < 2**30
-    raw_B   : uint8, zeros from bit `at` on, long enough for 64 bits a number
+    value_RC : int64, |value| < 2**30
+    order_R  : int64, order of the code of each row
+    raw_B    : uint8, zeros from bit `at` on, long enough for 64 bits a number
     """
-    for i in range(value_N.shape[0]):
-        v = value_N[i]
-        at = put_number(raw_B, at, 2 * v if v >= 0 else -2 * v - 1, order)
+    for r in range(value_RC.shape[0]):
+        for c in range(value_RC.shape[1]):
+            v = value_RC[r, c]
+            at = put_number(raw_B, at, 2 * v if v >= 0 else -2 * v - 1, order_R[r])
     return at
 
 
 @kernel
-def get_numbers(raw_B, at, order, out_N):  # type: ignore[no-untyped-def]
-    """Read what `put_numbers` wrote into out_N (int64); any bytes give numbers within 2**30."""
-    for i in range(out_N.shape[0]):
-        v, at = get_number(raw_B, at, order)
-        out_N[i] = (v >> 1) ^ -(v & 1)
+def get_rows(raw_B, at, order_R, out_RC):  # type: ignore[no-untyped-def]
+    """Read what `put_rows` wrote into out_RC (int64); any bytes give numbers within 2**30."""
+    for r in range(out_RC.shape[0]):
+        for c in range(out_RC.shape[1]):
+            v, at = get_number(raw_B, at, order_R[r])
+            out_RC[r, c] = (v >> 1) ^ -(v & 1)
     return at
 
 
@@ -212,7 +214,7 @@ class Model(NamedTuple):
         due_Y2 = np.zeros((Y, 2), np.int32)
         due_Y2[:, 1] = 1
         model = cls(
-            np.maximum(0, (class_K - 5) // 2).astype(np.int32),
+            np.maximum(0, (class_K - 6) // 2).astype(np.int32),
             axis_2,
             PRIORS[class_K].reshape(2 * K, NUM_SYMBOLS),
             np.zeros((2 * K, NUM_SYMBOLS), np.int32),
@@ -222,7 +224,7 @@ class Model(NamedTuple):
             np.empty((Y, WIDTH), np.uint16),
             due_Y2,
         )
-        _make_tables(model)
+        _make_tables(model.count_X16, model.prior_X16, model.table_XE)
         return model
 
     def copy(self) -> Model:
@@ -253,51 +255,52 @@ def _shares(weight_16, table_XE, x):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _make_coarse(model, weight_16):  # type: ignore[no-untyped-def]
+def _make_coarse(count_X16, prior_X16, table_XE, weight_16):  # type: ignore[no-untyped-def]
     """All coarse tables anew; counts are halved where they have grown large."""
-    for x in range(_U(model.count_X16.shape[0])):
+    for x in range(_U(count_X16.shape[0])):
         for i in range(_U(NUM_SYMBOLS)):
-            weight_16[i] = _I(_I(model.count_X16[x, i] * _I(WEIGHT)) + model.prior_X16[x, i])
-        if _shares(weight_16, model.table_XE, x) > _I(_FULL):
+            weight_16[i] = _I(_I(count_X16[x, i] * _I(WEIGHT)) + prior_X16[x, i])
+        if _shares(weight_16, table_XE, x) > _I(_FULL):
             for i in range(_U(NUM_SYMBOLS)):
-                model.count_X16[x, i] >>= _I(1)
+                count_X16[x, i] >>= _I(1)
 
 
 @helper
-def _make_fine(model, x, y, weight_16):  # type: ignore[no-untyped-def]
+def _make_fine(fine_Y16, fine_YE, y, table_XE, x, weight_16):  # type: ignore[no-untyped-def]
     """Table y anew, from its counts and coarse table x."""
     for i in range(_U(NUM_SYMBOLS)):
-        share = _I(_I(model.table_XE[x, i + _U(1)]) - _I(model.table_XE[x, i]))
-        weight_16[i] = _I(_I(model.fine_Y16[y, i] * _I(_FINE_WEIGHT)) + share)
-    if _shares(weight_16, model.fine_YE, y) > _I(_FULL):
+        share = _I(_I(table_XE[x, i + _U(1)]) - _I(table_XE[x, i]))
+        weight_16[i] = _I(_I(fine_Y16[y, i] * _I(_FINE_WEIGHT)) + share)
+    if _shares(weight_16, fine_YE, y) > _I(_FULL):
         for i in range(_U(NUM_SYMBOLS)):
-            model.fine_Y16[y, i] >>= _I(1)
+            fine_Y16[y, i] >>= _I(1)
 
 
 @kernel
-def _make_tables(model):  # type: ignore[no-untyped-def]
-    _make_coarse(model, np.empty(NUM_SYMBOLS, np.int32))
+def _make_tables(count_X16, prior_X16, table_XE):  # type: ignore[no-untyped-def]
+    _make_coarse(count_X16, prior_X16, table_XE, np.empty(NUM_SYMBOLS, np.int32))
 
 
 @helper
-def _count_fine(model, x, y, symbol, weight_16):  # type: ignore[no-untyped-def]
-    """Count a symbol in table y, made anew after 1, 2, 3, 4, 5, 7, 9, 12, .. symbols."""
-    model.fine_Y16[y, _U(symbol)] += _I(1)
-    n = _I(model.due_Y2[y, 0] + _I(1))
-    model.due_Y2[y, 0] = n
-    if n == model.due_Y2[y, 1]:
-        model.due_Y2[y, 1] = _I(_I(n + _I(1)) + _I(n >> _I(2)))
-        _make_fine(model, x, y, weight_16)
+def _due(due_Y2, y):  # type: ignore[no-untyped-def]
+    """Count a symbol of table y; whether it is made anew, after 1, 2, 3, 4, 6, 8, 11, 15, .."""
+    n = _I(due_Y2[y, 0] + _I(1))
+    due_Y2[y, 0] = n
+    if n < due_Y2[y, 1]:
+        return False
+    due_Y2[y, 1] = _I(_I(n + _I(1)) + _I(n >> _I(2)))
+    return True
 
 
 @helper
-def _tick(model, weight_16):  # type: ignore[no-untyped-def]
-    """A row of lanes is counted."""
-    n = model.clock_2[0] + 1
-    model.clock_2[0] = n
-    if n == model.clock_2[1]:
-        model.clock_2[1] = n + 1 + (n >> 3)
-        _make_coarse(model, weight_16)
+def _tick(clock_2):  # type: ignore[no-untyped-def]
+    """Count a row of lanes; whether the coarse tables are made anew."""
+    n = clock_2[0] + 1
+    clock_2[0] = n
+    if n < clock_2[1]:
+        return False
+    clock_2[1] = n + 1 + (n >> 3)
+    return True
 
 
 @helper
@@ -330,31 +333,35 @@ def model_block(k_N, path_N, num_rows, model, plot_L, op_N, raw_B, raw_at):  # t
     raw_B       : uint8, zeros from bit raw_at on, long enough for 64 bits a value
     Returns the bit after the last one written.
     """
-    K = model.low_K.shape[0]
+    # Reaching into a tuple for an array counts references, which costs more than all else here.
+    low_K, axis_2, prior_X16, count_X16, table_XE, clock_2, fine_Y16, fine_YE, due_Y2 = model
+    K = low_K.shape[0]
     depth = k_N.shape[0] // (K * LANES)
-    plots = model.fine_YE.shape[0] > 0
+    plots = fine_YE.shape[0] > 0
     weight_16 = np.empty(NUM_SYMBOLS, np.int32)
     for r in range(depth):
         lanes = min(LANES, (num_rows - r + depth - 1) // depth)
         for j in range(K):
             at = (r * K + j) * LANES
-            low = np.int64(model.low_K[j])
+            low = np.int64(low_K[j])
             for i in range(lanes):
                 k = k_N[_U(at + i)]
                 x = _U(2 * j + (path_N[_U(at + i)] & 1))
                 e = k >> low
                 symbol = _U(e + ZERO) if -ZERO < e < ZERO else _U(ESCAPE)
-                below, above = model.table_XE[x, symbol], model.table_XE[x, symbol + _U(1)]
-                model.count_X16[x, symbol] += _I(1)
+                below, above = table_XE[x, symbol], table_XE[x, symbol + _U(1)]
+                count_X16[x, symbol] += _I(1)
                 if plots:
                     plot = plot_L[i]
                     if j > 0:
                         y = _U(x * _U(PLOTS) + _U(plot))
-                        if model.due_Y2[y, 0] > 0:
-                            below = model.fine_YE[y, symbol]
-                            above = model.fine_YE[y, symbol + _U(1)]
-                        _count_fine(model, x, y, symbol, weight_16)
-                    plot_L[i] = _plot(j, k, plot, model.axis_2)
+                        if due_Y2[y, 0] > 0:
+                            below = fine_YE[y, symbol]
+                            above = fine_YE[y, symbol + _U(1)]
+                        fine_Y16[y, symbol] += _I(1)
+                        if _due(due_Y2, y):
+                            _make_fine(fine_Y16, fine_YE, y, table_XE, x, weight_16)
+                    plot_L[i] = _plot(j, k, plot, axis_2)
                 op_N[_U(at + i)] = _W(_W(below) | _W(_W(_W(above) - _W(below)) << _W(16)))
                 if low > 0:
                     raw_at = put_bits(raw_B, raw_at, np.int64(k), low)
@@ -363,7 +370,8 @@ def model_block(k_N, path_N, num_rows, model, plot_L, op_N, raw_B, raw_at):  # t
                     raw_at = put_number(raw_B, raw_at, np.int64(abs(e) - ZERO), 2)
             for i in range(lanes, LANES):
                 op_N[_U(at + i)] = _W(0)
-        _tick(model, weight_16)
+        if _tick(clock_2):
+            _make_coarse(count_X16, prior_X16, table_XE, weight_16)
     return raw_at
 
 
@@ -373,7 +381,7 @@ def code_block(op_N, num_states, state_S, word_W):  # type: ignore[no-untyped-de
 
     op_N    : uint32, as model_block left it
     state_S : uint32, shape (4,), scratch; num_states is 1, 2 or 4
-    word_W  : uint16, at least N + 2 * num_states long; overwritten, the last word to be read first
+    word_W  : uint16, at least N + 8 long; overwritten, the last word to be read first
     """
     mask = num_states - 1
     n = 0
@@ -384,10 +392,10 @@ def code_block(op_N, num_states, state_S, word_W):  # type: ignore[no-untyped-de
         if op:
             below, share = _W(op & _W(0xFFFF)), _W(op >> _W(16))
             x = state_S[_U(i & mask)]
-            if _U(x) >= _U(share) << _U(32 - PLACES):
-                word_W[_U(n)] = np.uint16(x)
-                x = _W(x >> _W(16))
-                n += 1
+            long = np.int64(_U(x) >= _U(share) << _U(32 - PLACES))
+            word_W[_U(n)] = np.uint16(x)
+            x = _W(x >> _W(16)) if long else x
+            n += long
             whole = _W(x // share)
             state_S[_U(i & mask)] = _W(
                 _W(_W(whole << _W(PLACES)) + _W(x - _W(whole * share))) + below
@@ -401,19 +409,37 @@ def code_block(op_N, num_states, state_S, word_W):  # type: ignore[no-untyped-de
 
 @helper
 def _next_word(payload_B, at):  # type: ignore[no-untyped-def]
-    """The word that ends before byte `at`; 0 where the payload begins."""
-    if at < 2:
-        return _W(0)
+    """The word that ends before byte `at`, or the first one; payloads have at least 2 bytes."""
+    at = max(at, 2)
     return _W(_W(payload_B[_U(at - 2)]) | _W(_W(payload_B[_U(at - 1)]) << _W(8)))
 
 
-@helper
+def symbol_of(table_XE: np.ndarray, x: int, slot: int) -> int:
+    """How many of entries 1..16 of table x are not above `slot`: the symbol that has it."""
+    return int((table_XE[x, 1 : NUM_SYMBOLS + 1] <= slot).sum())
+
+
+@intrinsic
+def _symbol(context, table_XE, x, slot):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        vector = ir.VectorType(ir.IntType(16), NUM_SYMBOLS)
+        start = builder.add(builder.mul(args[1], args[1].type(WIDTH)), args[1].type(1))
+        load = builder.load(builder.bitcast(builder.gep(data, [start]), vector.as_pointer()))
+        load.align = 2
+        slots = ir.Constant(vector, ir.Undefined)
+        for i in range(NUM_SYMBOLS):
+            slots = builder.insert_element(slots, args[2], ir.IntType(32)(i))
+        mask = builder.bitcast(builder.icmp_signed("<=", load, slots), ir.IntType(16))
+        return builder.zext(builder.ctpop(mask), ir.IntType(64))
+
+    return types.uint64(table_XE, types.uint64, types.uint16), codegen
+
+
+@overload(symbol_of, inline="always")
 def _symbol_of(table_XE, x, slot):  # type: ignore[no-untyped-def]
-    """How many of entries 1..15 are not above `slot`."""
-    symbol = np.uint16(0)
-    for i in range(_U(1), _U(NUM_SYMBOLS)):
-        symbol = np.uint16(symbol + np.uint16(table_XE[x, i] <= slot))
-    return _U(symbol)
+    """One comparison of 16 entries at once: LLVM makes 15 of the loop. TOTAL fits into int16."""
+    return lambda table_XE, x, slot: _symbol(table_XE, x, slot)  # type: ignore[call-arg]
 
 
 @kernel
@@ -431,9 +457,11 @@ def decode_block(  # type: ignore[no-untyped-def]
     level_N   : int32, overwritten, 0 where a lane has no row, |level| <= 2 * LARGEST
     Returns (word_at, raw_at) after the block; negative, or past the end, if the payload was cut.
     """
-    K = model.low_K.shape[0]
+    # Reaching into a tuple for an array counts references, which costs more than all else here.
+    low_K, axis_2, prior_X16, count_X16, table_XE, clock_2, fine_Y16, fine_YE, due_Y2 = model
+    K = low_K.shape[0]
     depth = level_N.shape[0] // (K * LANES)
-    plots = model.fine_YE.shape[0] > 0
+    plots = fine_YE.shape[0] > 0
     weight_16 = np.empty(NUM_SYMBOLS, np.int32)
     mask = num_states - 1
     for i in range(num_states):
@@ -445,7 +473,7 @@ def decode_block(  # type: ignore[no-untyped-def]
         lanes = min(LANES, (num_rows - r + depth - 1) // depth)
         for j in range(K):
             at = (r * K + j) * LANES
-            low = np.int64(model.low_K[j])
+            low = np.int64(low_K[j])
             for i in range(lanes):
                 way = path_L[_U(i)]
                 quantiser = _I(way & _I(1))
@@ -454,22 +482,24 @@ def decode_block(  # type: ignore[no-untyped-def]
                 fine = False
                 if plots and j > 0:
                     y = _U(x * _U(PLOTS) + _U(plot_L[i]))
-                    fine = model.due_Y2[y, 0] > 0
+                    fine = due_Y2[y, 0] > 0
                 state = state_S[_U(i & mask)]
                 slot = np.uint16(state & _W(TOTAL - 1))
                 if fine:
-                    symbol = _symbol_of(model.fine_YE, y, slot)
-                    below = _W(model.fine_YE[y, symbol])
-                    above = _W(model.fine_YE[y, symbol + _U(1)])
+                    symbol = symbol_of(fine_YE, y, slot)
+                    below = _W(fine_YE[y, symbol])
+                    above = _W(fine_YE[y, symbol + _U(1)])
                 else:
-                    symbol = _symbol_of(model.table_XE, x, slot)
-                    below = _W(model.table_XE[x, symbol])
-                    above = _W(model.table_XE[x, symbol + _U(1)])
-                model.count_X16[x, symbol] += _I(1)
+                    symbol = symbol_of(table_XE, x, slot)
+                    below = _W(table_XE[x, symbol])
+                    above = _W(table_XE[x, symbol + _U(1)])
+                count_X16[x, symbol] += _I(1)
                 state = _W(_W(_W(above - below) * _W(state >> _W(PLACES))) + _W(slot - below))
-                if state < _W(_LOWEST):
-                    state = _W(_W(state << _W(16)) | _next_word(payload_B, word_at))
-                    word_at -= 2
+                # Both without a branch: which it will be is as good as random.
+                short = np.int64(state < _W(_LOWEST))
+                renewed = _W(_W(state << _W(16)) | _next_word(payload_B, word_at))
+                state = renewed if short else state
+                word_at -= 2 * short
                 state_S[_U(i & mask)] = state
                 k = _I(_I(symbol) - _I(ZERO))
                 if low > 0 or symbol == _U(ESCAPE):
@@ -484,13 +514,16 @@ def decode_block(  # type: ignore[no-untyped-def]
                     k = _I((e << low) | rest)
                 if plots:
                     if j > 0:
-                        _count_fine(model, x, y, symbol, weight_16)
-                    plot_L[i] = _plot(j, k, plot_L[i], model.axis_2)
+                        fine_Y16[y, symbol] += _I(1)
+                        if _due(due_Y2, y):
+                            _make_fine(fine_Y16, fine_YE, y, table_XE, x, weight_16)
+                    plot_L[i] = _plot(j, k, plot_L[i], axis_2)
                 path_L[_U(i)] = next_state(way, k)
                 level_N[_U(at + i)] = level(k, quantiser)
             for i in range(lanes, LANES):
                 level_N[_U(at + i)] = _I(0)
-        _tick(model, weight_16)
+        if _tick(clock_2):
+            _make_coarse(count_X16, prior_X16, table_XE, weight_16)
     return word_at, raw_at
 
 
@@ -532,15 +565,3 @@ def fit_prices(table_XE, low_K, factor, price_8K):  # type: ignore[no-untyped-de
         price_8K[4 * x + 2] = factor * slope
         price_8K[4 * x + 3] = factor * bend
     return PRICES * low_K.shape[0]
-
-
-@kernel
-def read_bits(raw_B, at, n):  # type: ignore[no-untyped-def]
-    """Kernel around `get_bits`."""
-    return get_bits(raw_B, at, n)
-
-
-@kernel
-def write_bits(raw_B, at, value, n):  # type: ignore[no-untyped-def]
-    """Kernel around `put_bits`."""
-    return put_bits(raw_B, at, value, n)

@@ -86,11 +86,6 @@ def _metrics(u_N, at, price_8K, j, cost_4L):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _bit(a, b, value):  # type: ignore[no-untyped-def]
-    return _I(value) if b < a else _I(0)
-
-
-@helper
 def _less(a, b):  # type: ignore[no-untyped-def]
     return b if b < a else a
 
@@ -116,9 +111,13 @@ def _select(cost_4L, at, from_8L, to_8L, choice_N):  # type: ignore[no-untyped-d
         a5, b5 = _F(s1 + e1), _F(s5 + o1)
         a6, b6 = _F(s3 + o1), _F(s7 + e1)
         a7, b7 = _F(s1 + o1), _F(s5 + e1)
-        low = _I(_I(_bit(a0, b0, 1) | _bit(a1, b1, 2)) | _I(_bit(a2, b2, 4) | _bit(a3, b3, 8)))
+        low = _I(
+            _I(_I(_I(b0 < a0) * _I(1)) | _I(_I(b1 < a1) * _I(2)))
+            | _I(_I(_I(b2 < a2) * _I(4)) | _I(_I(b3 < a3) * _I(8)))
+        )
         high = _I(
-            _I(_bit(a4, b4, 16) | _bit(a5, b5, 32)) | _I(_bit(a6, b6, 64) | _bit(a7, b7, 128))
+            _I(_I(_I(b4 < a4) * _I(16)) | _I(_I(b5 < a5) * _I(32)))
+            | _I(_I(_I(b6 < a6) * _I(64)) | _I(_I(b7 < a7) * _I(128)))
         )
         choice_N[at + i] = np.uint8(_I(low | high))
         to_8L[i], to_8L[i + _U(LANES)] = _less(a0, b0), _less(a1, b1)
@@ -201,9 +200,5 @@ def next_state(state, k):  # type: ignore[no-untyped-def]
 
 @helper
 def level(k, quantiser):  # type: ignore[no-untyped-def]
-    """Value of index k (int32) in steps D, int32."""
-    if k > 0:
-        return _I(_I(k + k) - quantiser)
-    if k < 0:
-        return _I(_I(k + k) + quantiser)
-    return _I(0)
+    """Value of index k (int32) in steps D, int32; without a branch, which would often be missed."""
+    return _I(_I(k + k) - _I(quantiser * _I(_I(k > _I(0)) - _I(k < _I(0)))))

@@ -1,0 +1,331 @@
+"""The search of `best`: the finest step with which a message fits into its payload.
+
+Side information is written once; then block by block a step is looked for. Bits used fall as the
+step grows, nearly along a line in its logarithm, whose slope is known beforehand. Of a message of
+one block every step that was tried and fits is kept if it uses most; of a message of many, a
+sample of its rows is fitted first, each block takes the step at which it and what follows should
+use what is left, and the last one is fitted.
+
+Legend: R rows, C columns, K coded columns, B bytes, N values of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hpcvfl.codecs import best_side
+from hpcvfl.codecs.base import Bytes
+from hpcvfl.codecs.best_side import LARGEST_CODE, Stats, step_of
+from hpcvfl.kernels import lanes, rans, trellis
+from hpcvfl.kernels.rans import Model
+from hpcvfl.kernels.trellis import LANES
+
+BLOCK_STEPS = 4096
+"""Steps of a lane in a block: its scratch stays in the second-level cache."""
+
+STEP_ORDER = 3
+"""Order of the Golomb code in which the step of a block is written: 0: all of the block is 0;
+otherwise 1 + the distance to the step before it, folded as in rans.put_numbers.
+"""
+
+_PRICE = 0.22
+"""Squared steps that a bit is worth; 0.2 to 0.3 is best at all rates from 1 to 3 bits on a normal
+and a Laplace density (bench/LOG.md)."""
+
+_SAMPLE = 8192
+"""Values of which the step of a long message is guessed."""
+
+_TRIES = 9
+_ROOM_SIDE = 40  # bits that a block has at least, beside the side information
+_FAR = 64  # codes, a quarter of an octave: farther away, side information is made anew
+
+
+def blocks_of(rows: int, K: int) -> list[tuple[int, int]]:
+    """(first row, rows) of each block; all have as many rows, but the last one."""
+    most = LANES * max(1, BLOCK_STEPS // max(K, 1))
+    size = -(-rows // -(-rows // most))
+    return [(first, min(size, rows - first)) for first in range(0, rows, size)]
+
+
+def states_of(nbytes: int, num_blocks: int) -> int:
+    """States of the coder: each costs about two bytes a block, and more of them are faster."""
+    each = nbytes // num_blocks
+    return 1 if each < 2048 else 2 if each < 8192 else 4
+
+
+def encode_matrix(x_RC: np.ndarray, peak: float, out_B: Bytes) -> None:
+    """Write the payload of a float32 matrix whose largest magnitude is `peak`."""
+    stats = Stats.of(x_RC, peak)
+    budget = 8.0 * out_B.size - _ROOM_SIDE
+    rotated = False
+    step, error = stats.guess(False, budget)
+    if stats.axes_CC is not None:
+        rotated = stats.guess(True, budget)[1] < 0.98 * error
+        if rotated:
+            step, _ = stats.guess(True, budget, saved=0.15)
+    # No value may be farther than 2**20 steps from 0.
+    least = best_side.code_above(peak * 2.0**-19)
+    code = max(least, best_side.code_above(step))
+    encoder = Encoder(x_RC, stats, rotated, least, out_B)
+    if x_RC.size >= 4 * _SAMPLE:
+        encoder.write(encoder.sample(code))
+    else:
+        encoder.fit(code)
+
+
+@dataclass
+class _Piece:
+    """What one try made of a block."""
+
+    code: int
+    used: int  # bits, with the rest of the byte in which its bits end
+    raw: bytes
+    raw_end: int  # bits after the first byte of raw
+    words: bytes
+    model: Model
+
+
+class Encoder:
+    """Writes one message into one payload."""
+
+    def __init__(
+        self, x_RC: np.ndarray, stats: Stats, rotated: bool, least: int, out_B: Bytes
+    ) -> None:
+        self.x_RC, self.stats, self.rotated, self.least = x_RC, stats, rotated, least
+        self.out_B = out_B
+        self.prices: np.ndarray | None = None
+        # What `_begin` sets: where bits and words stand, and how the message is cut.
+        self.at, self.words_end, self.num_states = 0, 0, 0
+        self.blocks: list[tuple[int, int]] = []
+        self.model: Model
+        self.y_RK: Any = x_RC
+        self.column_K: Any = None
+        self.centre_K: Any = None
+        self._room: dict[str, Any] = {}
+
+    def fit(self, code: int) -> int:
+        """`write`; once more if the step that was found is far from the one that side information
+        was made for, because that one decides what is coded, and how.
+        """
+        found = self.write(code)
+        for _ in range(3):
+            if abs(found - code) <= _FAR:
+                break
+            code = (code + found) // 2
+            found = self.write(code)
+        return found
+
+    def write(self, code: int) -> int:
+        """Write the payload, side information made for the step `code`; returns the step that the
+        last block has, where it could be fitted.
+        """
+        R = len(self.x_RC)
+        while not self._begin(code):
+            if code == LARGEST_CODE:
+                self.out_B[:] = 0
+                return code
+            code = min(code + _FAR, LARGEST_CODE)
+        budget = 8 * (self.out_B.size - (self.at >> 3))
+        slope = self.stats.slope(self.rotated, float(step_of(code))) / 256 / R  # bits a row
+        before = code
+        for b, (first, rows) in enumerate(self.blocks):
+            left = 8 * (self.words_end - (self.at >> 3)) - 16 * (len(self.blocks) - 1 - b)
+            last = b == len(self.blocks) - 1
+            due = left * rows / (R - first)
+            piece = self._search(
+                b, code, before, (due - 0.004 * budget) if last else 0.0, due if last else left,
+                due - 0.0015 * budget, slope * rows,
+            )  # fmt: skip
+            if piece is None:
+                self.at = rans.put_number(self.out_B, self.at, 0, STEP_ORDER)
+                continue
+            self._append(piece)
+            before = code = piece.code
+            if not last:
+                self._learn()
+                spent = 8 * (self.words_end - (self.at >> 3))
+                miss = piece.used / rows - spent / (R - first - rows)  # bits a row
+                code = min(max(code + round(0.7 * miss / slope), self.least), LARGEST_CODE)
+        return code
+
+    def sample(self, code: int) -> int:
+        """A step that fits evenly spaced rows into their part of the budget; learns prices."""
+        R, C = self.x_RC.shape
+        rows = max(LANES, _SAMPLE // C)
+        sample_RC = np.ascontiguousarray(self.x_RC[:: max(1, R // rows)][:rows])
+        stats = replace(self.stats, rows=len(sample_RC))
+        room_B = np.zeros(best_side.room_of(C, self.rotated), np.uint8)
+        _, side_bits = best_side.write_side(self.stats, self.rotated, step_of(code), room_B, 16)
+        bits = max(0, 8 * self.out_B.size - side_bits) * len(sample_RC) / R
+        _, side_bits = best_side.write_side(stats, self.rotated, step_of(code), room_B, 16)
+        trial_B = np.zeros(int(bits + side_bits) // 8 + 4, np.uint8)
+        trial = Encoder(sample_RC, stats, self.rotated, self.least, trial_B)
+        found = trial.fit(code)
+        self.prices = trial.prices
+        return found
+
+    # -- one block -------------------------------------------------------------------------------
+
+    def _search(
+        self, b: int, code: int, before: int, low: float, high: float, target: float, slope: float
+    ) -> _Piece | None:
+        """The piece that uses most of `high` bits; any that uses at least `low` will do.
+
+        Prices are learned in the first tries and then stay, so that what is used depends on the
+        step alone: left free, they may drift to where all is 0, and back.
+        """
+        bracket = _Bracket(slope)
+        best: _Piece | None = None
+        start = self.model
+        tries = 0
+        while tries < _TRIES or (best is None and tries < 3 * _TRIES):
+            tries += 1
+            self.model = start.copy()
+            piece = self._try(b, code, before)
+            fits = piece.used <= high
+            if fits and (best is None or piece.used > best.used):
+                best = piece
+            if fits and piece.used >= low:
+                break
+            if tries <= 3 and 0.6 * high < piece.used < 1.6 * high:
+                self._learn()
+            bracket.add(code, piece.used, fits)
+            following = bracket.next(target, self.least)
+            if following is None:
+                break
+            code = following
+        if best is None:
+            self.model = start
+        return best
+
+    def _try(self, b: int, code: int, before: int) -> _Piece:
+        """Quantise and code a block with a step."""
+        first, rows = self.blocks[b]
+        K = len(self.column_K)
+        room = self._arrays(-(-rows // LANES) * K * LANES)
+        raw_B = room["raw_B"]
+        start = self.at & 7
+        raw_B[0] = self.out_B[self.at >> 3] if start else 0
+        away = code - before
+        start = rans.put_number(
+            raw_B, start, 1 + (2 * away if away >= 0 else -2 * away - 1), STEP_ORDER
+        )
+        inverse = np.float32(1) / step_of(code)
+        lanes.load_block(self.y_RK, first, rows, self.column_K, self.centre_K, inverse, room["u_N"])
+        trellis.find_path(
+            room["u_N"], len(room["u_N"]) // LANES, self.prices, room["path_N"], room["k_N"],
+            room["cost_4L"], room["even_8L"], room["odd_8L"], room["path_L"],
+        )  # fmt: skip
+        end = rans.model_block(
+            room["k_N"], room["path_N"], rows, self.model, room["plot_L"], room["op_N"],
+            raw_B, start,
+        )  # fmt: skip
+        num_words = rans.code_block(room["op_N"], self.num_states, room["state_S"], room["word_W"])
+        raw = raw_B[: -(-end // 8)].tobytes()
+        raw_B[: len(raw)] = 0
+        words = room["word_W"][:num_words].astype("<u2").tobytes()
+        return _Piece(code, 8 * (len(raw) + len(words)), raw, end, words, self.model)
+
+    def _append(self, piece: _Piece) -> None:
+        front = self.at >> 3
+        self.out_B[front : front + len(piece.raw)] = np.frombuffer(piece.raw, np.uint8)
+        self.at = 8 * front + piece.raw_end
+        end, self.words_end = self.words_end, self.words_end - len(piece.words)
+        self.out_B[self.words_end : end] = np.frombuffer(piece.words, np.uint8)
+        self.model = piece.model
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _begin(self, code: int) -> bool:
+        """Side information for a step, and all that follows from it; False if it does not fit."""
+        R, C = self.x_RC.shape
+        side_B = np.zeros(best_side.room_of(C, self.rotated), np.uint8)
+        side_B[0], side_B[1] = code & 255, code >> 8
+        side, self.at = best_side.write_side(self.stats, self.rotated, step_of(code), side_B, 16)
+        K = len(side.column_K)
+        if self.at + (_ROOM_SIDE if K else 0) > 8 * self.out_B.size:
+            return False
+        self.out_B[:] = 0
+        used = -(-self.at // 8)
+        self.out_B[:used] = side_B[:used]
+        self.words_end = self.out_B.size
+        self.blocks = blocks_of(R, K) if K else []
+        if not K:
+            return True
+        self.num_states = states_of(self.out_B.size, len(self.blocks))
+        self.model = Model.start(side.class_K, self.rotated)
+        self.column_K, self.centre_K = side.column_K, side.mean_C[side.column_K]
+        self.y_RK = self.x_RC
+        if side.basis_KC is not None:
+            self.y_RK = (self.x_RC - side.mean_C) @ best_side.to_axes(side.basis_KC)
+            self.column_K, self.centre_K = np.arange(K), np.zeros(K, np.float32)
+        if self.prices is None or len(self.prices) != trellis.PRICES * K:
+            self.prices = np.empty(trellis.PRICES * K, np.float32)
+            self._learn()
+        return True
+
+    def _learn(self) -> None:
+        """Prices of bits as the model has them now."""
+        rans.fit_prices(self.model.table_XE, self.model.low_K, _PRICE, self.prices)
+
+    def _arrays(self, N: int) -> dict[str, Any]:
+        """Scratch for a block of N values; raw_B is zero."""
+        if "u_N" not in self._room or len(self._room["u_N"]) != N:
+            self._room = {
+                "raw_B": np.zeros(8 * N + 64, np.uint8),
+                "u_N": np.empty(N, np.float32),
+                "path_N": np.empty(N, np.uint8),
+                "k_N": np.empty(N, np.int32),
+                "op_N": np.empty(N, np.uint32),
+                "word_W": np.empty(N + 8, np.uint16),
+                "cost_4L": np.empty(4 * LANES, np.float32),
+                "even_8L": np.empty(8 * LANES, np.float32),
+                "odd_8L": np.empty(8 * LANES, np.float32),
+                "path_L": np.empty(LANES, np.int32),
+                "plot_L": np.empty(LANES, np.int64),
+                "state_S": np.empty(4, np.uint32),
+            }
+        return self._room
+
+
+class _Bracket:
+    """Steps that were tried for a block, and the next one to try."""
+
+    def __init__(self, slope: float) -> None:
+        self.slope = slope  # bits a code, positive; as expected, then as seen
+        self.fine: tuple[int, int] | None = None  # the coarsest step that was too fine, its bits
+        self.fits: tuple[int, int] | None = None  # the finest that fits
+        self.last: tuple[int, int] | None = None
+        self.same_side = 0
+
+    def add(self, code: int, used: int, fits: bool) -> None:
+        """Note what a step used."""
+        if self.last and self.last[0] != code:
+            seen = (self.last[1] - used) / (code - self.last[0])
+            self.slope = min(max(seen, self.slope / 4), 2 * self.slope)
+        self.last = code, used
+        side = 1 if fits else -1
+        self.same_side = self.same_side + side if self.same_side * side > 0 else side
+        if fits and (self.fits is None or code < self.fits[0]):
+            self.fits = code, used
+        if not fits and (self.fine is None or code > self.fine[0]):
+            self.fine = code, used
+
+    def next(self, target: float, least: int) -> int | None:
+        """A step that may use `target` bits; None if there is nothing left to try."""
+        assert self.last
+        code, used = self.last
+        if self.fine and self.fits:
+            gap = self.fits[0] - self.fine[0]
+            part = (self.fine[1] - target) / max(self.fine[1] - self.fits[1], 1)
+            part = 0.5 if abs(self.same_side) > 1 else min(max(part, 0.1), 0.9)
+            code = self.fine[0] + min(max(round(part * gap), 1), gap - 1)
+            return code if gap > 1 else None
+        move = math.ceil(min(abs(used - target) / self.slope, 1024)) + abs(self.same_side) - 1
+        code += max(move, 1) if self.fits is None else -max(move, 1)
+        code = min(max(code, least), LARGEST_CODE)
+        return None if code == self.last[0] else code
