@@ -21,9 +21,9 @@ from hpcvfl.codecs.base import Array, Bytes, Codec, check_status, known_options
 from hpcvfl.codecs.best_encoder import STEP_ORDER, blocks_of, encode_matrix, states_of
 from hpcvfl.codecs.best_side import Side
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
-from hpcvfl.kernels import lanes, rans
+from hpcvfl.kernels import golomb, lanes, rans
 from hpcvfl.kernels.compiling import IS_INF, IS_NAN
-from hpcvfl.kernels.rans import Model
+from hpcvfl.kernels.counts import Model
 from hpcvfl.kernels.trellis import LANES
 
 # legend: R rows, C columns, K coded columns, B bytes, N values of a block
@@ -124,7 +124,7 @@ def _decode_rows(payload_B: Bytes, raw_at: int, code: int, side: Side, to_RC: np
     state_S, path_L = np.empty(4, np.uint32), np.empty(LANES, np.int32)
     plot_L = np.empty(LANES, np.int64)
     for first, rows in blocks:
-        away, raw_at = rans.get_number(payload_B, raw_at, STEP_ORDER)
+        away, raw_at = golomb.get_number(payload_B, raw_at, STEP_ORDER)
         if not away:
             continue
         code += away // 2 if away & 1 else -(away // 2)

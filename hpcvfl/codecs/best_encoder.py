@@ -20,8 +20,8 @@ import numpy as np
 from hpcvfl.codecs import best_side
 from hpcvfl.codecs.base import Bytes
 from hpcvfl.codecs.best_side import LARGEST_CODE, Stats, step_of
-from hpcvfl.kernels import lanes, rans, trellis
-from hpcvfl.kernels.rans import Model
+from hpcvfl.kernels import golomb, lanes, rans, trellis
+from hpcvfl.kernels.counts import Model
 from hpcvfl.kernels.trellis import LANES
 
 BLOCK_STEPS = 4096
@@ -29,7 +29,7 @@ BLOCK_STEPS = 4096
 
 STEP_ORDER = 3
 """Order of the Golomb code in which the step of a block is written: 0: all of the block is 0;
-otherwise 1 + the distance to the step before it, folded as in rans.put_numbers.
+otherwise 1 + the distance to the step before it, folded as in golomb.put_numbers.
 """
 
 _PRICE = 0.22
@@ -141,7 +141,7 @@ class Encoder:
                 due - 0.0015 * budget, slope * rows,
             )  # fmt: skip
             if piece is None:
-                self.at = rans.put_number(self.out_B, self.at, 0, STEP_ORDER)
+                self.at = golomb.put_number(self.out_B, self.at, 0, STEP_ORDER)
                 continue
             self._append(piece)
             before = code = piece.code
@@ -211,7 +211,7 @@ class Encoder:
         start = self.at & 7
         raw_B[0] = self.out_B[self.at >> 3] if start else 0
         away = code - before
-        start = rans.put_number(
+        start = golomb.put_number(
             raw_B, start, 1 + (2 * away if away >= 0 else -2 * away - 1), STEP_ORDER
         )
         inverse = np.float32(1) / step_of(code)

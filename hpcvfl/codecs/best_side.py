@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcvfl.errors import WireError
-from hpcvfl.kernels import rans
+from hpcvfl.kernels import counts, golomb
 
 Floats = np.ndarray
 
@@ -137,7 +137,7 @@ class Side:
     """Side information as both sides know it.
 
     column_K : int64, columns that are coded (0..K-1 if rotated)
-    class_K  : int64, see rans.NUM_CLASSES
+    class_K  : int64, see counts.NUM_CLASSES
     mean_C   : float32, what every row starts from
     basis_KC : float32, None if not rotated
     """
@@ -180,48 +180,48 @@ def write_side(
     ratio_C = np.sqrt(stats.variances(rotated)) / float(step)
     class_C = np.rint(2 * np.log2(np.maximum(ratio_C, 1e-9))).astype(np.int64) + 3
     coded_C = ratio_C > (_DEAD_AXIS if rotated else _DEAD)
-    class_C = np.where(coded_C, np.clip(class_C, 0, rans.NUM_CLASSES - 1), -1)
+    class_C = np.where(coded_C, np.clip(class_C, 0, counts.NUM_CLASSES - 1), -1)
     order = _best_order(mean_C)
-    at = rans.put_number(raw_B, at, int(rotated), 0)
-    at = rans.put_number(raw_B, at, order, 2)
-    at = rans.put_rows(mean_C[None], np.array([order]), raw_B, at)
+    at = golomb.put_number(raw_B, at, int(rotated), 0)
+    at = golomb.put_number(raw_B, at, order, 2)
+    at = golomb.put_rows(mean_C[None], np.array([order]), raw_B, at)
     axes_KC = None
     if rotated:
         class_C = class_C[: int(coded_C.sum())]
-        at = rans.put_number(raw_B, at, len(class_C), 3)
-    at = rans.put_rows(np.diff(class_C, prepend=_FIRST_CLASS)[None], np.array([0]), raw_B, at)
+        at = golomb.put_number(raw_B, at, len(class_C), 3)
+    at = golomb.put_rows(np.diff(class_C, prepend=_FIRST_CLASS)[None], np.array([0]), raw_B, at)
     if rotated:
         assert stats.axes_CC is not None
         places_K = _axis_places(stats.rows, class_C)
         scaled_KC = stats.axes_CC[: len(class_C)] * 2.0 ** places_K[:, None]
         axes_KC = np.rint(scaled_KC).astype(np.int64)
-        at = rans.put_rows(axes_KC, _axis_orders(places_K, C), raw_B, at)
+        at = golomb.put_rows(axes_KC, _axis_orders(places_K, C), raw_B, at)
     return _side(stats.rows, step, mean_C, class_C, axes_KC), at
 
 
 def read_side(payload_B: Floats, at: int, rows: int, C: int, step: np.float32) -> tuple[Side, int]:
     """Inverse of `write_side`; WireError for what it cannot have written."""
-    rotated, at = rans.get_number(payload_B, at, 0)
-    order, at = rans.get_number(payload_B, at, 2)
+    rotated, at = golomb.get_number(payload_B, at, 0)
+    order, at = golomb.get_number(payload_B, at, 2)
     if order > 24 or rotated > 1 or (rotated and not 1 < C <= _WIDEST):
         raise WireError(_CORRUPT)
     mean_C = np.empty((1, C), np.int64)
-    at = rans.get_rows(payload_B, at, np.array([order]), mean_C)
+    at = golomb.get_rows(payload_B, at, np.array([order]), mean_C)
     K = C
     if rotated:
-        K, at = rans.get_number(payload_B, at, 3)
+        K, at = golomb.get_number(payload_B, at, 3)
         if K > C:
             raise WireError(_CORRUPT)
     moves_K = np.empty((1, K), np.int64)
-    at = rans.get_rows(payload_B, at, np.array([0]), moves_K)
+    at = golomb.get_rows(payload_B, at, np.array([0]), moves_K)
     class_K = np.cumsum(moves_K[0]) + _FIRST_CLASS
-    if K and not (0 if rotated else -1) <= class_K.min() <= class_K.max() < rans.NUM_CLASSES:
+    if K and not (0 if rotated else -1) <= class_K.min() <= class_K.max() < counts.NUM_CLASSES:
         raise WireError(_CORRUPT)
     axes_KC = None
     if rotated:
         axes_KC = np.empty((K, C), np.int64)
         orders_K = _axis_orders(_axis_places(rows, class_K), C)
-        at = rans.get_rows(payload_B, at, orders_K, axes_KC)
+        at = golomb.get_rows(payload_B, at, orders_K, axes_KC)
     if at > 8 * payload_B.size:
         raise WireError("side information runs past the end of a payload; it is corrupt")
     return _side(rows, step, mean_C[0], class_K, axes_KC), at

@@ -1,0 +1,232 @@
+"""Frequencies of trellis indices, from what was counted so far; the same on both sides.
+
+An index k of a column with s low bits becomes a symbol of 16, (k >> s) + 8, and its s lowest bits;
+symbol 0 says that k >> s is not within -7..7. Each column has one table of frequencies for each
+quantiser of the trellis. A table is a prior, which depends on the column's class alone (its
+deviation in steps, in half octaves), plus the counts; the tables are made anew after 1, 2, .. 8
+rows of all lanes and then whenever there are an eighth more. In a rotated message each table has in
+addition finer ones, by where the row lies on the first two axes: embeddings come in clusters, which
+no rotation makes independent (7-11 % fewer bits, bench/LOG.md). A finer table starts from the
+coarse one.
+
+Integers, and one float32 division and a product for each frequency: the same on every machine.
+
+Legend: K columns, X tables (2 * column + quantiser), Y finer tables (x * PLOTS + plot), E entries
+of a table.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from hpcvfl.kernels.compiling import helper, kernel, wide
+
+NUM_SYMBOLS = 16
+ESCAPE, ZERO = 0, 8
+"""Symbol of an index that is out of reach, and of index 0."""
+
+PLACES = 14
+TOTAL = 1 << PLACES
+"""Sum of the frequencies of a table."""
+
+WIDTH = 32
+"""Entries of a table: what lies below each symbol, then TOTAL, and room up to a cache line."""
+
+WEIGHT = 256
+"""Of one counted symbol; a prior weighs 4096, as much as 16 symbols."""
+
+NUM_CLASSES = 44
+"""Class c is of columns whose deviation is about 2**((c - 3) / 2) steps; c = 0..43."""
+
+_FULL = 1 << 26  # weight of a table from which on its counts are halved
+_I, _U = np.int32, np.uint64
+
+# Symbols of N(0,1) and Laplace data at the prices of `best`, mean of the two, in 4096ths
+# (bench/LOG.md): for even and odd quantiser, |k| = 0..7, sign aside.
+_SMALL = (
+    ((4040, 20, 2, 1, 1, 1, 1, 1), (3600, 240, 4, 1, 1, 1, 1, 1)),
+    ((4028, 28, 2, 1, 1, 1, 1, 1), (3460, 310, 4, 1, 1, 1, 1, 1)),
+    ((3929, 83, 3, 1, 1, 1, 1, 1), (2313, 883, 8, 1, 1, 1, 1, 1)),
+    ((3248, 414, 10, 2, 1, 1, 1, 1), (1520, 1247, 40, 3, 1, 1, 1, 1)),
+    ((2380, 792, 60, 6, 1, 1, 1, 1), (1141, 1286, 179, 14, 2, 1, 1, 1)),
+    ((1707, 948, 209, 31, 6, 2, 1, 1), (872, 1140, 389, 68, 11, 2, 1, 1)),
+    ((1227, 907, 368, 116, 31, 9, 3, 1), (644, 942, 517, 193, 54, 14, 4, 1)),
+    ((879, 773, 443, 224, 100, 41, 16, 7), (474, 740, 529, 299, 145, 60, 23, 9)),
+)
+# The same once there are low bits, symmetric about -1/2: k >> s = 0..6 and -1..-7.
+_LARGE = (
+    (1121, 631, 249, 75, 20, 5, 2),
+    (864, 581, 330, 161, 70, 28, 11),
+)
+
+
+def _priors() -> np.ndarray:
+    """Prior of each class and quantiser, int32, shape (NUM_CLASSES, 2, 16)."""
+    prior = np.ones((NUM_CLASSES, 2, NUM_SYMBOLS), np.int32)
+    for c in range(NUM_CLASSES):
+        for q in range(2):
+            if c < len(_SMALL):
+                for k, weight in enumerate(_SMALL[c][q]):
+                    prior[c, q, ZERO + k] = prior[c, q, ZERO - k] = weight
+            else:
+                for k, weight in enumerate(_LARGE[(c - len(_SMALL)) % 2]):
+                    prior[c, q, ZERO + k] = prior[c, q, ZERO - 1 - k] = weight
+            prior[c, q, ESCAPE] = 3
+    return prior
+
+
+PRIORS = _priors()
+
+
+PLOTS = 25
+"""Finer tables of a table: 5 stretches of the first axis by 5 of the second."""
+
+_FINE_WEIGHT = TOTAL // 8
+"""Of a symbol counted in a finer table; the coarse one weighs as much as 8."""
+
+_STRETCH = 0.7
+"""Length of a stretch, in deviations; 0.6 to 0.8 do alike."""
+
+
+class Model(NamedTuple):
+    """Tables of a message; `start` makes one, and coding each block changes it.
+
+    low_K     : int32, bits of an index that are written as they are
+    axis_2    : int64, stretches per index on the first two axes, in 2**-16ths; (0, 0): no plots
+    prior_X16 : int32
+    count_X16, table_XE : int32, uint16
+    clock_2   : int64, rows of lanes so far, and when tables are made anew
+    fine_Y16, fine_YE, due_Y2 : the same of the finer tables; due_Y2: int32, symbols so far and when
+                the table is made anew
+    """
+
+    low_K: np.ndarray
+    axis_2: np.ndarray
+    prior_X16: np.ndarray
+    count_X16: np.ndarray
+    table_XE: np.ndarray
+    clock_2: np.ndarray
+    fine_Y16: np.ndarray
+    fine_YE: np.ndarray
+    due_Y2: np.ndarray
+
+    @classmethod
+    def start(cls, class_K: np.ndarray, plots: bool) -> Model:
+        """Before anything is counted, for columns of these classes (int64)."""
+        K = len(class_K)
+        Y = 2 * K * PLOTS if plots and K > 1 else 0
+        axis_2 = np.zeros(2, np.int64)
+        if Y:
+            halves_2 = class_K[:2] - 3
+            root_2 = np.where(halves_2 & 1, math.sqrt(2), 1.0)
+            axis_2[:] = 2**17 / _STRETCH / root_2 * 2.0 ** -(halves_2 >> 1)
+        due_Y2 = np.zeros((Y, 2), np.int32)
+        due_Y2[:, 1] = 1
+        model = cls(
+            np.maximum(0, (class_K - 6) // 2).astype(np.int32),
+            axis_2,
+            PRIORS[class_K].reshape(2 * K, NUM_SYMBOLS),
+            np.zeros((2 * K, NUM_SYMBOLS), np.int32),
+            np.empty((2 * K, WIDTH), np.uint16),
+            np.array([0, 1], np.int64),
+            np.zeros((Y, NUM_SYMBOLS), np.int32),
+            np.empty((Y, WIDTH), np.uint16),
+            due_Y2,
+        )
+        _make_tables(model.count_X16, model.prior_X16, model.table_XE)
+        return model
+
+    def copy(self) -> Model:
+        """A model that changes apart from this one."""
+        return Model(*(part.copy() for part in self))
+
+
+@helper
+def _shares(weight_16, table_XE, x):  # type: ignore[no-untyped-def]
+    """Make table x of weights (int32), which are overwritten: at least 1 each, the rest to ZERO."""
+    wide()
+    total = _I(0)
+    for i in range(_U(NUM_SYMBOLS)):
+        total = _I(total + weight_16[i])
+    factor = np.float32(np.float32(TOTAL - NUM_SYMBOLS) / np.float32(total))
+    spent = _I(0)
+    for i in range(_U(NUM_SYMBOLS)):
+        share = _I(_I(np.float32(np.float32(weight_16[i]) * factor)) + _I(1))
+        weight_16[i] = share
+        spent = _I(spent + share)
+    weight_16[ZERO] += _I(TOTAL) - spent
+    below = _I(0)
+    for i in range(_U(NUM_SYMBOLS)):
+        table_XE[x, i] = np.uint16(below)
+        below = _I(below + weight_16[i])
+    table_XE[x, NUM_SYMBOLS] = np.uint16(TOTAL)
+    return total
+
+
+@helper
+def make_coarse(count_X16, prior_X16, table_XE, weight_16):  # type: ignore[no-untyped-def]
+    """All coarse tables anew; counts are halved where they have grown large."""
+    for x in range(_U(count_X16.shape[0])):
+        for i in range(_U(NUM_SYMBOLS)):
+            weight_16[i] = _I(_I(count_X16[x, i] * _I(WEIGHT)) + prior_X16[x, i])
+        if _shares(weight_16, table_XE, x) > _I(_FULL):
+            for i in range(_U(NUM_SYMBOLS)):
+                count_X16[x, i] >>= _I(1)
+
+
+@helper
+def make_fine(fine_Y16, fine_YE, y, table_XE, x, weight_16):  # type: ignore[no-untyped-def]
+    """Table y anew, from its counts and coarse table x."""
+    for i in range(_U(NUM_SYMBOLS)):
+        share = _I(_I(table_XE[x, i + _U(1)]) - _I(table_XE[x, i]))
+        weight_16[i] = _I(_I(fine_Y16[y, i] * _I(_FINE_WEIGHT)) + share)
+    if _shares(weight_16, fine_YE, y) > _I(_FULL):
+        for i in range(_U(NUM_SYMBOLS)):
+            fine_Y16[y, i] >>= _I(1)
+
+
+@kernel
+def _make_tables(count_X16, prior_X16, table_XE):  # type: ignore[no-untyped-def]
+    make_coarse(count_X16, prior_X16, table_XE, np.empty(NUM_SYMBOLS, np.int32))
+
+
+@helper
+def due(due_Y2, y):  # type: ignore[no-untyped-def]
+    """Count a symbol of table y; whether it is made anew, after 1, 2, 3, 4, 6, 8, 11, 15, .."""
+    n = _I(due_Y2[y, 0] + _I(1))
+    due_Y2[y, 0] = n
+    if n < due_Y2[y, 1]:
+        return False
+    due_Y2[y, 1] = _I(_I(n + _I(1)) + _I(n >> _I(2)))
+    return True
+
+
+@helper
+def tick(clock_2):  # type: ignore[no-untyped-def]
+    """Count a row of lanes; whether the coarse tables are made anew."""
+    n = clock_2[0] + 1
+    clock_2[0] = n
+    if n < clock_2[1]:
+        return False
+    clock_2[1] = n + 1 + (n >> 3)
+    return True
+
+
+@helper
+def _stretch(k, per_index):  # type: ignore[no-untyped-def]
+    """Where index k lies on its axis, 0..4."""
+    far = min((np.int64(abs(k)) * per_index + 32768) >> 16, 2)
+    return 2 - far if k < 0 else 2 + far
+
+
+@helper
+def next_plot(j, k, plot, axis_2):  # type: ignore[no-untyped-def]
+    """Plot of a row for column j + 1, from index k of column j and the plot for column j."""
+    if j == 0:
+        return 5 * _stretch(k, axis_2[0]) + 2
+    if j == 1:
+        return plot + _stretch(k, axis_2[1]) - 2
+    return plot
