@@ -38,13 +38,12 @@ GAUSS = "range=gauss,scope=column"
 ONE_BIT = "values=(scalar:bits=1,range=gauss)"
 TWO_BITS = "values=(scalar:bits=2,range=gauss)"
 
-PLAIN = {
-    "lattice2d-2": "lattice:dim=2,bits=2,scope=column",
+SCALAR = {f"scalar{b}": f"scalar:bits={b}" + (f",{GAUSS}" if b < 4 else "") for b in (1, 2, 3, 4)}
+PLAIN = SCALAR | {
     "lattice8d-1": "lattice:dim=8,bits=1,scope=column",
     "lattice8d-2": "lattice:dim=8,bits=2,scope=column",
     "lattice8d-4": "lattice:dim=8,bits=4,scope=column",
     "topk1": "topk:k=1",
-    "topk2": "topk:k=2",
     "topk4-1bit": f"topk:k=4,values=(scalar:bits=1,{GAUSS})",
     "toprow1-1bit": f"topk:k=1,per=row,{ONE_BIT}",
     "toprow1-2bit": f"topk:k=1,per=row,{TWO_BITS}",
@@ -57,14 +56,15 @@ PLAIN = {
     "best2": "best:bits=2",
     "best4": "best:bits=4",
 }
-"""Codecs tried without and with error feedback, by name."""
+"""Codecs of the embeddings by name."""
 
-SCALAR = {f"scalar{b}": f"scalar:bits={b}" + (f",{GAUSS}" if b < 4 else "") for b in (1, 2, 3, 4)}
+PLAIN_ONLY = ("scalar3", "scalar4", "lattice8d-4", "qsgd2", "best4")
+"""Not tried with error feedback: fine enough without, or (qsgd at 2 bits) no contraction."""
 
 CODECS = {
     "float32": ("none", "none"),
-    **{name: (spec, HEAD_8) for name, spec in {**SCALAR, **PLAIN}.items()},
-    **{f"ef-{name}": (f"ef({spec})", HEAD_2) for name, spec in {**SCALAR, **PLAIN}.items()},
+    **{name: (spec, HEAD_8) for name, spec in PLAIN.items()},
+    **{f"ef-{n}": (f"ef({spec})", HEAD_2) for n, spec in PLAIN.items() if n not in PLAIN_ONLY},
     "auto": (f"auto:error=0.3,horizon=300,codec=(scalar:{GAUSS})", HEAD_8),
 }
 """Name -> codec of the embeddings, codec of the head. With error feedback both have it."""
