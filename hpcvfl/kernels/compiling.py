@@ -54,6 +54,10 @@ def _wide() -> Any:
     return lambda: _prefer_512_bits()  # type: ignore[call-arg]
 
 
+BLOCK = 2048
+"""Values that a kernel handles at a time; scratch for them stays in the first-level cache."""
+
+
 def _prefetch_intrinsic(write: int) -> Any:
     @intrinsic
     def prefetch_line(context, array, index):  # type: ignore[no-untyped-def]
@@ -74,21 +78,25 @@ def _prefetch_intrinsic(write: int) -> Any:
 _READ_LINE, _WRITE_LINE = _prefetch_intrinsic(0), _prefetch_intrinsic(1)
 
 
-def prefetch_read(array_N: Any, first: Any) -> None:
-    """Ask for the BLOCK 4-byte values from `first` on, to be read soon; only a hint."""
+def prefetch_read(array_N: Any, first: Any, count: Any = BLOCK) -> None:
+    """Ask for the `count` 4-byte values from `first` on, to be read soon; only a hint.
+
+    More than a few lines at once make a core wait for them; a long computation does better to ask
+    for some between its steps (bench/LOG.md).
+    """
 
 
-def prefetch_write(array_N: Any, first: Any) -> None:
+def prefetch_write(array_N: Any, first: Any, count: Any = BLOCK) -> None:
     """Like `prefetch_read`, for values to be written soon."""
 
 
 def _prefetcher(fetch: Any) -> Any:
-    def implement(array_N, first):  # type: ignore[no-untyped-def]
+    def implement(array_N, first, count=BLOCK):  # type: ignore[no-untyped-def]
         if array_N.layout != "C":
-            return lambda array_N, first: None
+            return lambda array_N, first, count=BLOCK: None
 
-        def lines(array_N, first):  # type: ignore[no-untyped-def]
-            for j in range(np.uint64(BLOCK // 16)):
+        def lines(array_N, first, count=BLOCK):  # type: ignore[no-untyped-def]
+            for j in range(np.uint64(count // 16)):
                 fetch(array_N, first + j * np.uint64(16))
 
         return lines
@@ -117,9 +125,6 @@ def _row_prefetcher(array_RC, row):  # type: ignore[no-untyped-def]
 
     return lines
 
-
-BLOCK = 2048
-"""Values that a kernel handles at a time; scratch for them stays in the first-level cache."""
 
 FAR = 1 << 19
 """Values from which on a message does not stay in a second-level cache, so that blocks are fetched

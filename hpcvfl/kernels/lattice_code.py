@@ -22,11 +22,8 @@ import numpy as np
 from hpcvfl.kernels import lattice_e8
 from hpcvfl.kernels.compiling import (
     BLOCK,
-    FAR,
     helper,
     kernel,
-    prefetch_read,
-    prefetch_write,
     wide,
 )
 from hpcvfl.kernels.lattice_book import Book
@@ -59,10 +56,12 @@ def scratch(dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
 
 
 _QUANTISERS: dict[int, Any] = {2: boxes_2, 4: boxes_4, 8: lattice_e8.boxes_8}
-"""By dimension: makes the kernel (y_K, G, codes_G, room) that finds the indices of G groups."""
+"""By dimension: makes the kernel (y_K, G, codes_G, room, x_N, ahead) that finds the indices of G
+groups, and meanwhile fetches the block of x_N from `ahead` on.
+"""
 
 _LOCATORS: dict[int, Any] = {2: points_2, 4: points_4, 8: lattice_e8.points_8}
-"""By dimension: makes the kernel (codes_G, G, y_K, room), its inverse."""
+"""By dimension: makes the kernel (codes_G, G, y_K, room, out_N, ahead), its inverse."""
 
 
 def _joins(dim: int, bits: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
@@ -171,11 +170,9 @@ def encoder(book: Book) -> Any:
         N = x_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
-            if N > FAR:
-                prefetch_read(x_N, at + np.uint64(BLOCK))
             _scale(x_N, at, n, lo_T, inv_step_T, np.uint64(start % C), y_K)
             y_K[n : n + 7] = 0
-            quantise(y_K, (n + dim - 1) // dim, codes_G, room)
+            quantise(y_K, (n + dim - 1) // dim, codes_G, room, x_N, at + np.uint64(BLOCK))
             write(words_W, n, out_B, np.uint64(start * bits // 8))
 
     return encode
@@ -192,10 +189,8 @@ def decoder(book: Book) -> Any:
         N = out_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
-            if N > FAR:
-                prefetch_write(out_N, at + np.uint64(BLOCK))
             read(in_B, np.uint64(start * bits // 8), n, words_W)
-            locate(codes_G, (n + dim - 1) // dim, y_K, room)
+            locate(codes_G, (n + dim - 1) // dim, y_K, room, out_N, at + np.uint64(BLOCK))
             _unscale(y_K, n, lo_T, step_T, np.uint64(start % C), out_N, at)
 
     return decode

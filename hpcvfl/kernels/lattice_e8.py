@@ -12,7 +12,7 @@ convex in each, so no other moves do better.
 
 An index is, lowest bits first, the digits of 7 coordinates of `bits` bits each, the eighth without
 its lowest bit, which the parity tells, and the number of the box. Lanes of the loops are groups, so
-the values of a block are transposed first.
+the values of a block are transposed first. Lines of the next block are fetched between the steps.
 
 Legend: K values of a block, G groups of a block, D coordinates.
 """
@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from hpcvfl.kernels.compiling import BLOCK, helper, wide
+from hpcvfl.kernels.compiling import BLOCK, helper, prefetch_read, prefetch_write, wide
 from hpcvfl.kernels.lattice_book import Book
 
 _ZERO, _ONE, _TWO = np.float32(0), np.float32(1), np.float32(2)
 _NEVER = np.float32(2)  # no coordinate has this t, they are at most 1/2
 _LEAST = np.float32(-(2.0**30))  # less than any t
+_PART = BLOCK // 12 // 16 * 16 + 16  # values to fetch between two of 12 steps
 
 
 def scratch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,7 +136,7 @@ def _settle(i, G, top, start_G, most_G, y_DG):  # type: ignore[no-untyped-def]
 
 @cache
 def boxes_8(book: Book) -> Any:
-    """Kernel (y_K, G, codes_G, room): the indices of the nearest codewords."""
+    """Kernel (y_K, G, codes_G, room, x_N, ahead): the indices of the nearest codewords."""
     a, b = np.float32(book.first[0][0]), np.float32(book.first[1][0])
     bits, top = book.bits, np.float32(2**book.bits - 1)
     second = np.uint64(1 << (8 * bits - 1))
@@ -151,11 +152,14 @@ def boxes_8(book: Book) -> Any:
             codes_G[g] = w if start_G[g] == a else w | second
 
     @helper
-    def quantise(y_K, G, codes_G, room):  # type: ignore[no-untyped-def]
+    def quantise(y_K, G, codes_G, room, x_N, ahead):  # type: ignore[no-untyped-def]
         y_DG, start_G, most_G = room
+        prefetch_read(x_N, ahead, 2 * _PART)
         _transpose(y_K, G, y_DG)
+        prefetch_read(x_N, ahead + np.uint64(2 * _PART), 2 * _PART)
         _choose_box(y_DG, G, a, b, top, start_G, most_G)
         for i in range(np.uint64(8)):
+            prefetch_read(x_N, ahead + (np.uint64(4) + i) * np.uint64(_PART), _PART)
             _settle(i, G, top, start_G, most_G, y_DG)
         join(y_DG, G, start_G, codes_G)
 
@@ -164,7 +168,7 @@ def boxes_8(book: Book) -> Any:
 
 @cache
 def points_8(book: Book) -> Any:
-    """Kernel (codes_G, G, y_K, room): inverse of `boxes_8`."""
+    """Kernel (codes_G, G, y_K, room, out_N, ahead): inverse of `boxes_8`."""
     a, b = np.float32(book.first[0][0]), np.float32(book.first[1][0])
     bits, mask, one = book.bits, np.uint64(2**book.bits - 1), np.uint64(1)
     box = np.uint64(8 * bits - 1)
@@ -183,9 +187,11 @@ def points_8(book: Book) -> Any:
             y_DG[7, g] = np.float32(np.int32(d | (total & one))) + start
 
     @helper
-    def locate(codes_G, G, y_K, room):  # type: ignore[no-untyped-def]
+    def locate(codes_G, G, y_K, room, out_N, ahead):  # type: ignore[no-untyped-def]
         y_DG, _, _ = room
+        prefetch_write(out_N, ahead, BLOCK // 2)
         split(codes_G, G, y_DG)
+        prefetch_write(out_N, ahead + np.uint64(BLOCK // 2), BLOCK // 2)
         _transpose_back(y_DG, G, y_K)
 
     return locate

@@ -159,9 +159,12 @@ def minmax_columns(x_RC: np.ndarray, out_C2: np.ndarray) -> int:
 def sum_columns(x_RC, bits_RC, shift_C, sums_C, squares_C):  # type: ignore[no-untyped-def]
     """Kernel behind `moments_columns`: add x - shift and its square, row by row, in float64."""
     wide()
-    worst = np.uint32(0)
+    worst, C = np.uint32(0), np.uint64(x_RC.shape[1])
+    far = x_RC.size > FAR
     for r in range(np.uint64(x_RC.shape[0])):
-        for c in range(np.uint64(x_RC.shape[1])):
+        if far:
+            prefetch_read(x_RC, r * C + np.uint64(BLOCK), C)
+        for c in range(C):
             worst = max(worst, np.uint32(bits_RC[r, c] & _ABS))
             d = np.float64(x_RC[r, c]) - shift_C[c]
             sums_C[c] += d
