@@ -23,7 +23,7 @@ from hpcvfl.codecs.best_side import Side
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.kernels import golomb, lanes, rans
 from hpcvfl.kernels.compiling import IS_INF, IS_NAN
-from hpcvfl.kernels.counts import Model
+from hpcvfl.kernels.counts import HALF_PRIORS, PRIORS, Model
 from hpcvfl.kernels.trellis import LANES
 
 # legend: R rows, C columns, K coded columns, B bytes, N values of a block
@@ -118,7 +118,9 @@ def _decode_rows(payload_B: Bytes, raw_at: int, code: int, side: Side, to_RC: np
     turned = side.basis_KC is not None
     y_RK = np.zeros((R, K), np.float32) if turned else to_RC
     centre_K = np.zeros(K, np.float32) if turned else side.mean_C[side.column_K]
-    model, blocks = Model.start(side.class_K, turned), blocks_of(R, K)
+    halves = side.form == best_side.HALVES
+    model = Model.start(side.class_K, turned, HALF_PRIORS if halves else PRIORS)
+    blocks = blocks_of(R, K)
     num_states = states_of(payload_B.size, len(blocks))
     word_at = payload_B.size
     state_S, path_L = np.empty(4, np.uint32), np.empty(LANES, np.int32)
@@ -132,8 +134,9 @@ def _decode_rows(payload_B: Bytes, raw_at: int, code: int, side: Side, to_RC: np
             raise WireError("the step of a block is no positive number; the payload is corrupt")
         level_N = np.empty(-(-rows // LANES) * K * LANES, np.int32)
         word_at, raw_at = rans.decode_block(
-            payload_B, word_at, raw_at, rows, model, num_states, state_S, path_L, plot_L, level_N
-        )
+            payload_B, word_at, raw_at, rows, model, halves, num_states, state_S, path_L, plot_L,
+            level_N,
+        )  # fmt: skip
         if word_at < 0 or raw_at > 8 * payload_B.size:
             raise WireError("a payload ends before its values do; it is corrupt")
         step = best_side.step_of(code)

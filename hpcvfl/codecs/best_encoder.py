@@ -1,10 +1,9 @@
 """The search of `best`: the finest step with which a message fits into its payload.
 
 Side information is written once; then block by block a step is looked for. Bits used fall as the
-step grows, nearly along a line in its logarithm, whose slope is known beforehand. Of a message of
-one block every step that was tried and fits is kept if it uses most; of a message of many, a
-sample of its rows is fitted first, each block takes the step at which it and what follows should
-use what is left, and the last one is fitted.
+step grows, nearly along a line in its logarithm, whose slope is known beforehand. For a message of
+many blocks a step is looked for on a sample of its rows; each block takes the step at which it and
+what follows should use what is left, and the last one is fitted.
 
 Legend: R rows, C columns, K coded columns, B bytes, N values of a block.
 """
@@ -19,9 +18,9 @@ import numpy as np
 
 from hpcvfl.codecs import best_side
 from hpcvfl.codecs.base import Bytes
-from hpcvfl.codecs.best_side import LARGEST_CODE, Stats, step_of
+from hpcvfl.codecs.best_side import HALVES, LARGEST_CODE, ROTATED, TRELLIS, Stats, step_of
 from hpcvfl.kernels import golomb, lanes, rans, trellis
-from hpcvfl.kernels.counts import Model
+from hpcvfl.kernels.counts import HALF_PRIORS, PRIORS, Model
 from hpcvfl.kernels.trellis import LANES
 
 BLOCK_STEPS = 4096
@@ -35,6 +34,10 @@ otherwise 1 + the distance to the step before it, folded as in golomb.put_number
 _PRICE = 0.22
 """Squared steps that a bit is worth; 0.2 to 0.3 is best at all rates from 1 to 3 bits on a normal
 and a Laplace density (bench/LOG.md)."""
+
+FLAT = 2.4
+"""Flatness below which a message may be better off without a level at the centre of its columns,
+between 0.5 and 2.5 bits a value; a uniform density has 1.8, tanh of a normal 1.6."""
 
 _SAMPLE = 8192
 """Values of which the step of a long message is guessed."""
@@ -61,20 +64,21 @@ def encode_matrix(x_RC: np.ndarray, peak: float, out_B: Bytes) -> None:
     """Write the payload of a float32 matrix whose largest magnitude is `peak`."""
     stats = Stats.of(x_RC, peak)
     budget = 8.0 * out_B.size - _ROOM_SIDE
-    rotated = False
-    step, error = stats.guess(False, budget)
-    if stats.axes_CC is not None:
-        rotated = stats.guess(True, budget)[1] < 0.98 * error
-        if rotated:
-            step, _ = stats.guess(True, budget, saved=0.15)
+    form = TRELLIS
+    step, error = stats.guess(TRELLIS, budget)
+    if stats.axes_CC is not None and stats.guess(ROTATED, budget)[1] < 0.98 * error:
+        form = ROTATED
+        step, _ = stats.guess(ROTATED, budget, saved=0.15)
     # No value may be farther than 2**20 steps from 0.
     least = best_side.code_above(peak * 2.0**-19)
-    code = max(least, best_side.code_above(step))
-    encoder = Encoder(x_RC, stats, rotated, least, out_B)
-    if x_RC.size >= 4 * _SAMPLE:
-        encoder.write(encoder.sample(code))
-    else:
-        encoder.fit(code)
+    encoder = Encoder(x_RC, stats, form, least, out_B)
+    encoder.fit(max(least, best_side.code_above(step)))
+    bits = budget / x_RC.size
+    if form == TRELLIS and stats.flatness < FLAT and 0.5 <= bits <= 2.5:
+        other = Encoder(x_RC, stats, HALVES, least, np.empty_like(out_B))
+        other.fit(max(least, min(best_side.code_above(0.9 * step), other.two)))
+        if other.error < encoder.error:
+            out_B[:] = other.out_B
 
 
 @dataclass
@@ -87,17 +91,20 @@ class _Piece:
     raw_end: int  # bits after the first byte of raw
     words: bytes
     model: Model
+    error: float  # sum of squares, of flat messages, else 0
 
 
 class Encoder:
     """Writes one message into one payload."""
 
-    def __init__(
-        self, x_RC: np.ndarray, stats: Stats, rotated: bool, least: int, out_B: Bytes
-    ) -> None:
-        self.x_RC, self.stats, self.rotated, self.least = x_RC, stats, rotated, least
+    def __init__(self, x_RC: np.ndarray, stats: Stats, form: int, least: int, out_B: Bytes) -> None:
+        self.x_RC, self.stats, self.form, self.least = x_RC, stats, form, least
         self.out_B = out_B
         self.prices: np.ndarray | None = None
+        self.error = 0.0  # sum of squares of what is coded, once written
+        # Two levels take at most a bit, and this step is best for them. What is asked for beyond
+        # it means that more values go to one of the two.
+        self.two = best_side.code_above(stats.reach)
         # What `_begin` sets: where bits and words stand, and how the message is cut.
         self.at, self.words_end, self.num_states = 0, 0, 0
         self.blocks: list[tuple[int, int]] = []
@@ -108,12 +115,15 @@ class Encoder:
         self._room: dict[str, Any] = {}
 
     def fit(self, code: int) -> int:
-        """`write`; once more if the step that was found is far from the one that side information
-        was made for, because that one decides what is coded, and how.
+        """`write`, for a long message after a sample of it; once more if the step that was found
+        is far from the one that side information was made for, because that one decides what is
+        coded, and how.
         """
+        if self.x_RC.size >= 4 * _SAMPLE:
+            return self.write(self.sample(code))
         found = self.write(code)
         for _ in range(3):
-            if abs(found - code) <= _FAR:
+            if abs(found - code) <= _FAR or self.form == HALVES:
                 break
             code = (code + found) // 2
             found = self.write(code)
@@ -130,8 +140,8 @@ class Encoder:
                 return code
             code = min(code + _FAR, LARGEST_CODE)
         budget = 8 * (self.out_B.size - (self.at >> 3))
-        slope = self.stats.slope(self.rotated, float(step_of(code))) / 256 / R  # bits a row
-        before = code
+        slope = self.stats.slope(self.form, float(step_of(code))) / 256 / R  # bits a row
+        before, self.error = code, 0.0 if self.blocks else math.inf
         for b, (first, rows) in enumerate(self.blocks):
             left = 8 * (self.words_end - (self.at >> 3)) - 16 * (len(self.blocks) - 1 - b)
             last = b == len(self.blocks) - 1
@@ -141,6 +151,7 @@ class Encoder:
                 due - 0.0015 * budget, slope * rows,
             )  # fmt: skip
             if piece is None:
+                self.error = math.inf
                 self.at = golomb.put_number(self.out_B, self.at, 0, STEP_ORDER)
                 continue
             self._append(piece)
@@ -158,12 +169,12 @@ class Encoder:
         rows = max(LANES, _SAMPLE // C)
         sample_RC = np.ascontiguousarray(self.x_RC[:: max(1, R // rows)][:rows])
         stats = replace(self.stats, rows=len(sample_RC))
-        room_B = np.zeros(best_side.room_of(C, self.rotated), np.uint8)
-        _, side_bits = best_side.write_side(self.stats, self.rotated, step_of(code), room_B, 16)
+        room_B = np.zeros(best_side.room_of(C, self.form), np.uint8)
+        _, side_bits = best_side.write_side(self.stats, self.form, step_of(code), room_B, 16)
         bits = max(0, 8 * self.out_B.size - side_bits) * len(sample_RC) / R
-        _, side_bits = best_side.write_side(stats, self.rotated, step_of(code), room_B, 16)
+        _, side_bits = best_side.write_side(stats, self.form, step_of(code), room_B, 16)
         trial_B = np.zeros(int(bits + side_bits) // 8 + 4, np.uint8)
-        trial = Encoder(sample_RC, stats, self.rotated, self.least, trial_B)
+        trial = Encoder(sample_RC, stats, self.form, self.least, trial_B)
         found = trial.fit(code)
         self.prices = trial.prices
         return found
@@ -173,7 +184,8 @@ class Encoder:
     def _search(
         self, b: int, code: int, before: int, low: float, high: float, target: float, slope: float
     ) -> _Piece | None:
-        """The piece that uses most of `high` bits; any that uses at least `low` will do.
+        """The piece within `high` bits with the least error, if that is known, or that uses most
+        of them; the first that uses at least `low` will do.
 
         Prices are learned in the first tries and then stay, so that what is used depends on the
         step alone: left free, they may drift to where all is 0, and back.
@@ -187,7 +199,7 @@ class Encoder:
             self.model = start.copy()
             piece = self._try(b, code, before)
             fits = piece.used <= high
-            if fits and (best is None or piece.used > best.used):
+            if fits and (best is None or (piece.error, -piece.used) < (best.error, -best.used)):
                 best = piece
             if fits and piece.used >= low:
                 break
@@ -210,25 +222,38 @@ class Encoder:
         raw_B = room["raw_B"]
         start = self.at & 7
         raw_B[0] = self.out_B[self.at >> 3] if start else 0
+        two, shift = code >= self.two, np.float32(min(max(0, code - self.two) / 512, 1))
+        if self.form == HALVES:
+            code = min(code, self.two)
         away = code - before
         start = golomb.put_number(
             raw_B, start, 1 + (2 * away if away >= 0 else -2 * away - 1), STEP_ORDER
         )
-        inverse = np.float32(1) / step_of(code)
-        lanes.load_block(self.y_RK, first, rows, self.column_K, self.centre_K, inverse, room["u_N"])
-        trellis.find_path(
-            room["u_N"], len(room["u_N"]) // LANES, self.prices, room["path_N"], room["k_N"],
-            room["cost_4L"], room["even_8L"], room["odd_8L"], room["path_L"],
-        )  # fmt: skip
+        u_N, k_N, path_N = room["u_N"], room["k_N"], room["path_N"]
+        lanes.load_block(
+            self.y_RK, first, rows, self.column_K, self.centre_K, 1 / step_of(code), u_N
+        )
+        if self.form == HALVES:
+            trellis.find_halves(u_N, two, shift, path_N, k_N)
+        else:
+            trellis.find_path(
+                u_N, len(u_N) // LANES, self.prices, path_N, k_N,
+                room["cost_4L"], room["even_8L"], room["odd_8L"], room["path_L"],
+            )  # fmt: skip
         end = rans.model_block(
-            room["k_N"], room["path_N"], rows, self.model, room["plot_L"], room["op_N"],
+            k_N, path_N, rows, self.model, room["plot_L"], room["op_N"],
             raw_B, start,
         )  # fmt: skip
         num_words = rans.code_block(room["op_N"], self.num_states, room["state_S"], room["word_W"])
         raw = raw_B[: -(-end // 8)].tobytes()
         raw_B[: len(raw)] = 0
         words = room["word_W"][:num_words].astype("<u2").tobytes()
-        return _Piece(code, 8 * (len(raw) + len(words)), raw, end, words, self.model)
+        error = 0.0
+        if self.stats.flatness < FLAT:
+            level_N = 2 * k_N + 1 if self.form == HALVES else 2 * k_N - np.sign(k_N) * (path_N & 1)
+            miss_N = (u_N - level_N)[room["op_N"] > 0]
+            error = float(step_of(code)) ** 2 * float(miss_N @ miss_N)
+        return _Piece(code, 8 * (len(raw) + len(words)), raw, end, words, self.model, error)
 
     def _append(self, piece: _Piece) -> None:
         front = self.at >> 3
@@ -237,15 +262,16 @@ class Encoder:
         end, self.words_end = self.words_end, self.words_end - len(piece.words)
         self.out_B[self.words_end : end] = np.frombuffer(piece.words, np.uint8)
         self.model = piece.model
+        self.error += piece.error
 
     # -- parts -----------------------------------------------------------------------------------
 
     def _begin(self, code: int) -> bool:
         """Side information for a step, and all that follows from it; False if it does not fit."""
         R, C = self.x_RC.shape
-        side_B = np.zeros(best_side.room_of(C, self.rotated), np.uint8)
+        side_B = np.zeros(best_side.room_of(C, self.form), np.uint8)
         side_B[0], side_B[1] = code & 255, code >> 8
-        side, self.at = best_side.write_side(self.stats, self.rotated, step_of(code), side_B, 16)
+        side, self.at = best_side.write_side(self.stats, self.form, step_of(code), side_B, 16)
         K = len(side.column_K)
         if self.at + (_ROOM_SIDE if K else 0) > 8 * self.out_B.size:
             return False
@@ -257,7 +283,8 @@ class Encoder:
         if not K:
             return True
         self.num_states = states_of(self.out_B.size, len(self.blocks))
-        self.model = Model.start(side.class_K, self.rotated)
+        prior = HALF_PRIORS if self.form == HALVES else PRIORS
+        self.model = Model.start(side.class_K, self.form == ROTATED, prior)
         self.column_K, self.centre_K = side.column_K, side.mean_C[side.column_K]
         self.y_RK = self.x_RC
         if side.basis_KC is not None:

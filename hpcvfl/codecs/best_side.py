@@ -19,6 +19,11 @@ from hpcvfl.kernels import counts, golomb
 
 Floats = np.ndarray
 
+TRELLIS, ROTATED, HALVES = range(3)
+"""Form of a message: its columns through the trellis; the same along its axes; or plain rounding to
++-1, +-3, .. steps, without a level at the centre, for what has few values there.
+"""
+
 _FEW_ROWS = 48
 """A tensor with fewer rows is one column: counts of each column would not pay."""
 _WIDEST = 256
@@ -61,6 +66,8 @@ class Stats:
 
     mean_C, var_C : float64
     peak          : largest |x|
+    flatness      : fourth moment over squared variance, mean of the columns; 3 for a normal
+    reach         : mean distance of a value from its column's mean
     axes_CC       : float64, row j is the axis of the j-th largest variance; None if not looked for
     spread_C      : float64, the variances along the axes
     """
@@ -69,6 +76,8 @@ class Stats:
     mean_C: Floats
     var_C: Floats
     peak: float
+    flatness: float
+    reach: float
     axes_CC: Floats | None
     spread_C: Floats | None
 
@@ -80,29 +89,32 @@ class Stats:
         sample_RC = x_RC[::stride].astype(np.float64)
         mean_C = sample_RC.mean(axis=0)
         sample_RC -= mean_C
+        var_C = (sample_RC**2).mean(axis=0)
+        peak_C = np.maximum(np.abs(sample_RC).max(axis=0), 1e-300)
+        scaled_RC = sample_RC / peak_C  # the fourth power of what is left is in range
+        flatness = float(
+            ((scaled_RC**4).mean(axis=0) / ((scaled_RC**2).mean(axis=0) ** 2 + 1e-30)).mean()
+        )
         axes_CC = spread_C = None
-        if 1 < C <= _WIDEST and len(sample_RC) > C and peak < 1e15:
+        if 1 < C <= _WIDEST and len(sample_RC) > C and peak * math.sqrt(C) < 1e38:
             cov_CC = sample_RC.T @ sample_RC / len(sample_RC)
-            var_C = cov_CC.diagonal().copy()
             spread_C, axes_CC = np.linalg.eigh(cov_CC)
             spread_C, axes_CC = np.maximum(spread_C[::-1], 0), axes_CC.T[::-1]
-        else:
-            var_C = (sample_RC**2).mean(axis=0)
-        return cls(R, mean_C, var_C, peak, axes_CC, spread_C)
+        return cls(R, mean_C, var_C, peak, flatness, float(np.abs(sample_RC).mean()), axes_CC, spread_C)
 
-    def variances(self, rotated: bool) -> Floats:
+    def variances(self, form: int) -> Floats:
         """Variances of the columns, or along the axes."""
-        if not rotated:
+        if form != ROTATED:
             return self.var_C
         assert self.spread_C is not None
         return self.spread_C
 
-    def guess(self, rotated: bool, budget: float, saved: float = 0.0) -> tuple[float, float]:
+    def guess(self, form: int, budget: float, saved: float = 0.0) -> tuple[float, float]:
         """(D, error of a row) at which about `budget` bits are used, by the laws of a Gaussian.
 
         saved : part of the first bits of a value that the data need less than these laws say
         """
-        var_C = self.variances(rotated)
+        var_C = self.variances(form)
         top = float(var_C.max())
         if top <= 0:
             return 0.0, 0.0
@@ -111,7 +123,7 @@ class Stats:
         ratio_SC = np.sqrt(var_C) / step_S[:, None]
         rate_SC = _rate(ratio_SC)
         bits_S = self.rows * (rate_SC - saved * np.minimum(rate_SC, 1.5)).sum(axis=1)
-        if rotated:
+        if form == ROTATED:
             finer_SC = np.log2(ratio_SC + 1) + 0.5 * math.log2(self.rows / C)
             axes_SC = np.where(ratio_SC > _DEAD_AXIS, np.maximum(finer_SC, 0) + 2.0, 0)
             bits_S += C * axes_SC.sum(axis=1)
@@ -120,9 +132,9 @@ class Stats:
         step = float(step_S[i - 1]) * 2.0 ** (-0.25 * way)
         return step, float(np.minimum(var_C, 0.2 * step * step).sum())
 
-    def slope(self, rotated: bool, step: float) -> float:
+    def slope(self, form: int, step: float) -> float:
         """Bits that a message has more at half the step."""
-        var = self.variances(rotated)
+        var = self.variances(form)
         power = 5 * var / (step * step)
         return float(self.rows * (power / (1 + power)).sum()) + 1
 
@@ -136,12 +148,14 @@ def _rate(ratio: Floats) -> Floats:
 class Side:
     """Side information as both sides know it.
 
+    form     : TRELLIS, ROTATED or HALVES
     column_K : int64, columns that are coded (0..K-1 if rotated)
     class_K  : int64, see counts.NUM_CLASSES
     mean_C   : float32, what every row starts from
     basis_KC : float32, None if not rotated
     """
 
+    form: int
     column_K: Floats
     class_K: Floats
     mean_C: Floats
@@ -162,69 +176,75 @@ def _axis_orders(places_K: Floats, C: int) -> Floats:
     return np.maximum(0, places_K - C.bit_length() // 2)
 
 
-def room_of(C: int, rotated: bool) -> int:
+def room_of(C: int, form: int) -> int:
     """Bytes that `write_side` writes at most."""
-    return 64 + 8 * (2 * C + (C * C if rotated else 0))
+    return 64 + 8 * (2 * C + (C * C if form == ROTATED else 0))
 
 
 def write_side(
-    stats: Stats, rotated: bool, step: np.float32, raw_B: Floats, at: int
+    stats: Stats, form: int, step: np.float32, raw_B: Floats, at: int
 ) -> tuple[Side, int]:
     """Write what `read_side` reads; returns what the receiver will know, and the bit after it.
 
-    raw_B : uint8, room_of(C, rotated) long, zeros from bit `at` on
+    raw_B : uint8, room_of(C, form) long, zeros from bit `at` on
     """
     C = len(stats.mean_C)
     unit = float(step) * 2.0 ** -_fineness(stats.rows)
     mean_C = np.clip(np.rint(stats.mean_C / unit), -_MAX_NUMBER, _MAX_NUMBER).astype(np.int64)
-    ratio_C = np.sqrt(stats.variances(rotated)) / float(step)
+    ratio_C = np.sqrt(stats.variances(form)) / float(step)
     class_C = np.rint(2 * np.log2(np.maximum(ratio_C, 1e-9))).astype(np.int64) + 3
-    coded_C = ratio_C > (_DEAD_AXIS if rotated else _DEAD)
+    coded_C = ratio_C > (_DEAD_AXIS if form == ROTATED else _DEAD)
     class_C = np.where(coded_C, np.clip(class_C, 0, counts.NUM_CLASSES - 1), -1)
     order = _best_order(mean_C)
-    at = golomb.put_number(raw_B, at, int(rotated), 0)
+    at = golomb.put_number(raw_B, at, form, 0)
     at = golomb.put_number(raw_B, at, order, 2)
     at = golomb.put_rows(mean_C[None], np.array([order]), raw_B, at)
     axes_KC = None
-    if rotated:
+    if form == ROTATED:
         class_C = class_C[: int(coded_C.sum())]
         at = golomb.put_number(raw_B, at, len(class_C), 3)
     at = golomb.put_rows(np.diff(class_C, prepend=_FIRST_CLASS)[None], np.array([0]), raw_B, at)
-    if rotated:
+    if form == ROTATED:
         assert stats.axes_CC is not None
         places_K = _axis_places(stats.rows, class_C)
         scaled_KC = stats.axes_CC[: len(class_C)] * 2.0 ** places_K[:, None]
         axes_KC = np.rint(scaled_KC).astype(np.int64)
         at = golomb.put_rows(axes_KC, _axis_orders(places_K, C), raw_B, at)
-    return _side(stats.rows, step, mean_C, class_C, axes_KC), at
+    return _side(form, stats.rows, step, mean_C, class_C, axes_KC), at
 
 
 def read_side(payload_B: Floats, at: int, rows: int, C: int, step: np.float32) -> tuple[Side, int]:
     """Inverse of `write_side`; WireError for what it cannot have written."""
-    rotated, at = golomb.get_number(payload_B, at, 0)
+    form, at = golomb.get_number(payload_B, at, 0)
     order, at = golomb.get_number(payload_B, at, 2)
-    if order > 24 or rotated > 1 or (rotated and not 1 < C <= _WIDEST):
+    if order > 24 or form > HALVES or (form == ROTATED and not 1 < C <= _WIDEST):
         raise WireError(_CORRUPT)
     mean_C = np.empty((1, C), np.int64)
     at = golomb.get_rows(payload_B, at, np.array([order]), mean_C)
     K = C
-    if rotated:
+    if form == ROTATED:
         K, at = golomb.get_number(payload_B, at, 3)
         if K > C:
             raise WireError(_CORRUPT)
     moves_K = np.empty((1, K), np.int64)
     at = golomb.get_rows(payload_B, at, np.array([0]), moves_K)
     class_K = np.cumsum(moves_K[0]) + _FIRST_CLASS
-    if K and not (0 if rotated else -1) <= class_K.min() <= class_K.max() < counts.NUM_CLASSES:
+    if (
+        K
+        and not (0 if form == ROTATED else -1)
+        <= class_K.min()
+        <= class_K.max()
+        < counts.NUM_CLASSES
+    ):
         raise WireError(_CORRUPT)
     axes_KC = None
-    if rotated:
+    if form == ROTATED:
         axes_KC = np.empty((K, C), np.int64)
         orders_K = _axis_orders(_axis_places(rows, class_K), C)
         at = golomb.get_rows(payload_B, at, orders_K, axes_KC)
     if at > 8 * payload_B.size:
         raise WireError("side information runs past the end of a payload; it is corrupt")
-    return _side(rows, step, mean_C[0], class_K, axes_KC), at
+    return _side(form, rows, step, mean_C[0], class_K, axes_KC), at
 
 
 def to_axes(basis_KC: Floats) -> Floats:
@@ -241,7 +261,7 @@ _CORRUPT = "side information in a payload is out of range; it is corrupt"
 
 
 def _side(
-    rows: int, step: np.float32, mean_C: Floats, class_C: Floats, axes_KC: Floats | None
+    form: int, rows: int, step: np.float32, mean_C: Floats, class_C: Floats, axes_KC: Floats | None
 ) -> Side:
     """The same on both sides: integers, powers of two, and one product a number."""
     unit = np.float32(step * np.float32(2.0 ** -_fineness(rows)))
@@ -250,7 +270,7 @@ def _side(
     if axes_KC is not None:
         scale_K = (2.0 ** -_axis_places(rows, class_C).astype(np.float64)).astype(np.float32)
         basis_KC = axes_KC.astype(np.float32) * scale_K[:, None]
-    return Side(column_K, class_C[column_K], mean_C.astype(np.float32) * unit, basis_KC)
+    return Side(form, column_K, class_C[column_K], mean_C.astype(np.float32) * unit, basis_KC)
 
 
 def _best_order(values: Floats) -> int:

@@ -63,6 +63,19 @@ _LARGE = (
 )
 
 
+# Rounding to odd levels, by class: mean of the two densities, k = 0, 1, .. and -1, -2, ...
+_HALVES = (
+    (2040, 4, 1, 1),
+    (2030, 14, 1, 1),
+    (1998, 45, 3, 1),
+    (1940, 103, 6, 1),
+    (1747, 274, 22, 3),
+    (1473, 467, 88, 16),
+    (1137, 553, 232, 80),
+    (850, 520, 340, 180, 90, 45, 18, 8),
+)
+
+
 def _priors() -> np.ndarray:
     """Prior of each class and quantiser, int32, shape (NUM_CLASSES, 2, 16)."""
     prior = np.ones((NUM_CLASSES, 2, NUM_SYMBOLS), np.int32)
@@ -79,6 +92,22 @@ def _priors() -> np.ndarray:
 
 
 PRIORS = _priors()
+
+
+def _half_priors() -> np.ndarray:
+    """The same without a level at the centre; large classes have low bits, and look alike."""
+    prior = PRIORS.copy()
+    for c, row in enumerate(_HALVES):
+        prior[c] = 1
+        for k, weight in enumerate(row):
+            prior[c, :, ZERO + k] = weight
+            prior[c, :, ZERO - 1 - k] = weight
+        prior[c, :, ESCAPE] = 3
+    return prior
+
+
+HALF_PRIORS = _half_priors()
+"""Priors of columns whose values are rounded to odd levels."""
 
 
 PLOTS = 25
@@ -114,7 +143,7 @@ class Model(NamedTuple):
     due_Y2: np.ndarray
 
     @classmethod
-    def start(cls, class_K: np.ndarray, plots: bool) -> Model:
+    def start(cls, class_K: np.ndarray, plots: bool, prior: np.ndarray = PRIORS) -> Model:
         """Before anything is counted, for columns of these classes (int64)."""
         K = len(class_K)
         Y = 2 * K * PLOTS if plots and K > 1 else 0
@@ -128,7 +157,7 @@ class Model(NamedTuple):
         model = cls(
             np.maximum(0, (class_K - 6) // 2).astype(np.int32),
             axis_2,
-            PRIORS[class_K].reshape(2 * K, NUM_SYMBOLS),
+            prior[class_K].reshape(2 * K, NUM_SYMBOLS),
             np.zeros((2 * K, NUM_SYMBOLS), np.int32),
             np.empty((2 * K, WIDTH), np.uint16),
             np.array([0, 1], np.int64),

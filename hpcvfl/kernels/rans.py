@@ -166,7 +166,17 @@ def _symbol_of(table_XE, x, slot):  # type: ignore[no-untyped-def]
 
 @kernel
 def decode_block(  # type: ignore[no-untyped-def]
-    payload_B, word_at, raw_at, num_rows, model, num_states, state_S, path_L, plot_L, level_N
+    payload_B,
+    word_at,
+    raw_at,
+    num_rows,
+    model,
+    halves,
+    num_states,
+    state_S,
+    path_L,
+    plot_L,
+    level_N,
 ):
     """Inverse of find_path, model_block and code_block: levels of a block in steps D.
 
@@ -174,6 +184,7 @@ def decode_block(  # type: ignore[no-untyped-def]
     word_at   : byte before which the next word ends
     raw_at    : next of the bits that stand in front
     model     : Model, overwritten as by model_block
+    halves    : bool, inverse of find_halves
     state_S   : uint32, shape (4,), scratch
     path_L    : int32, shape (LANES,), scratch; plot_L: int64, the same
     level_N   : int32, overwritten, 0 where a lane has no row, |level| <= 2 * LARGEST
@@ -240,8 +251,11 @@ def decode_block(  # type: ignore[no-untyped-def]
                         if due(due_Y2, y):
                             make_fine(fine_Y16, fine_YE, y, table_XE, x, weight_16)
                     plot_L[i] = next_plot(j, k, plot_L[i], axis_2)
-                path_L[_U(i)] = next_state(way, k)
-                level_N[_U(at + i)] = level(k, quantiser)
+                if halves:
+                    level_N[_U(at + i)] = _I(_I(k + k) + _I(1))
+                else:
+                    path_L[_U(i)] = next_state(way, k)
+                    level_N[_U(at + i)] = level(k, quantiser)
             for i in range(lanes, LANES):
                 level_N[_U(at + i)] = _I(0)
         if tick(clock_2):

@@ -202,3 +202,20 @@ def next_state(state, k):  # type: ignore[no-untyped-def]
 def level(k, quantiser):  # type: ignore[no-untyped-def]
     """Value of index k (int32) in steps D, int32; without a branch, which would often be missed."""
     return _I(_I(k + k) - _I(quantiser * _I(_I(k > _I(0)) - _I(k < _I(0)))))
+
+
+@kernel
+def find_halves(u_N, two, shift, path_N, k_N):  # type: ignore[no-untyped-def]
+    """Without a trellis: levels 2 k + 1.
+
+    two   : bool, only k = -1 and k = 0 are used
+    shift : float32, 0..1, added to u / 2: the larger, the more of k = 0 there are
+    Otherwise as find_path.
+    """
+    wide()
+    most = _I(0) if two else _I(1 << 21)
+    least = _I(-1 - most)
+    for i in range(_U(u_N.shape[0])):
+        k = _I(np.floor(_F(_F(u_N[i] * _HALF) + shift)))
+        k_N[i] = min(max(k, least), most)
+        path_N[i] = np.uint8(0)
