@@ -5,22 +5,23 @@ theorem 1 with its corollary). The schedule is
 
     due(r) = error / sqrt(1 + r / horizon)           of the message's own energy, in round r
 
-and the rule takes the fewest bits whose expected error is within it, plus a share of what earlier
-messages left over. The sender measures and chooses; the choice for round r + 1 travels in the
-header of round r, so that every rank knows every size beforehand.
+(the paper's E is absolute; a share of the energy means the same as long as embeddings keep their
+size, and needs no knowledge of it), and the rule takes the fewest bits whose expected error is
+within it, plus a share of what earlier messages left over. The sender measures and chooses; the
+choice for round r + 1 travels in the header of round r, so that every rank knows every size beforehand.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from hpcvfl.codecs.base import Array, Bytes, Codec, known_options, nested, split_spec
 from hpcvfl.errors import ConfigError
 
-LEVELS = tuple(range(1, 9))
-"""Bits a value that `auto` chooses from."""
+BITS = range(1, 9)
+"""Bits a value that `auto` tries to choose from; a codec need not have all of them."""
 
 PATIENCE = 32
 """Rounds over which what was left over is spent."""
@@ -30,7 +31,7 @@ SHARE = 0.25
 
 
 class AutoCodec(Codec):
-    """One codec at 1 to 8 bits; by itself the first message, at the first level."""
+    """One codec at those of 1 to 8 bits that it has; by itself the first message."""
 
     name = "auto"
     examples = (
@@ -39,9 +40,10 @@ class AutoCodec(Codec):
     )
     stateful = True
 
-    def __init__(self, error: float, horizon: int, rates: Sequence[Codec]) -> None:
-        """`rates` are the codecs of LEVELS, the same but for their bits."""
-        self.error, self.horizon, self.rates = error, horizon, tuple(rates)
+    def __init__(self, error: float, horizon: int, rates: Mapping[int, Codec]) -> None:
+        """rates : bits -> codec, the same but for their bits, in ascending order"""
+        self.error, self.horizon = error, horizon
+        self.bits, self.rates = tuple(rates), tuple(rates.values())
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], parse: Callable[[str], Codec]) -> Codec:
@@ -58,7 +60,15 @@ class AutoCodec(Codec):
         if "bits" in known:
             raise ConfigError(f"codec auto: {inner!r} fixes bits, which auto is to choose")
         rest = "".join(f",{option}={nested(value)}" for option, value in known.items())
-        rates = [parse(f"{name}:bits={bits}{rest}") for bits in LEVELS]
+        rates: dict[int, Codec] = {}
+        refused: ConfigError | None = None
+        for bits in BITS:
+            try:
+                rates[bits] = parse(f"{name}:bits={bits}{rest}")
+            except ConfigError as none_such:
+                refused = none_such
+        if not rates:
+            raise ConfigError(f"codec auto: codec = {inner!r} has no bits to choose: {refused}")
         return cls(error, int(horizon), rates)
 
     @property
@@ -68,7 +78,7 @@ class AutoCodec(Codec):
         del known["bits"]
         rest = ",".join(f"{option}={nested(value)}" for option, value in known.items())
         inner = f"{name}:{rest}" if rest else name
-        text = f"auto:error={self.error:g}"
+        text = f"auto:error={self.error!r}"
         if self.horizon != 100:
             text += f",horizon={self.horizon}"
         if inner != DEFAULT_INNER:
@@ -78,7 +88,8 @@ class AutoCodec(Codec):
     @cached_property
     def first_level(self) -> int:
         """Index of the level of round 0: 6 dB a bit, from the schedule's start."""
-        return min(math.ceil(max(1.0, -math.log2(self.error) / 2)), len(LEVELS)) - 1
+        enough = [i for i, bits in enumerate(self.bits) if 4.0**-bits <= self.error]
+        return enough[0] if enough else len(self.bits) - 1
 
     def due(self, round_index: int) -> float:
         """Mean squared error allowed in a round, as a share of the message's energy."""
@@ -112,15 +123,15 @@ class RateControl:
         before = self.expected.get(level, error)
         self.expected[level] = before + SHARE * (error - before)
         allowed = self.codec.due(round_index + 1) + self.left / PATIENCE
-        for candidate in range(len(LEVELS)):
+        for candidate in range(len(self.codec.bits)):
             if self._expect(candidate) <= allowed:
                 return candidate
-        return len(LEVELS) - 1
+        return len(self.codec.bits) - 1
 
     def _expect(self, level: int) -> float:
         """From the nearest level that was measured, 6 dB a bit."""
         nearest = min(self.expected, key=lambda known: (abs(known - level), known))
-        return self.expected[nearest] * 4.0 ** (nearest - level)
+        return self.expected[nearest] * 4.0 ** (self.codec.bits[nearest] - self.codec.bits[level])
 
 
 DEFAULT_INNER = "scalar:range=gauss,scope=column"

@@ -24,6 +24,7 @@ offset size field
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from typing import NamedTuple
@@ -137,6 +138,8 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
         raise WireError(
             f"{where()} has {frame_B.size} bytes, due {HEADER_NBYTES + payload_nbytes}; cut short"
         )
+    if not 0 <= squared_error < math.inf:
+        raise WireError(f"{where()}: squared_error is {squared_error}, due a sum of squares")
     summed = bool(flags & _HAS_PAYLOAD_CRC)
     if summed != checksum_payload:
         word = "unexpected" if summed else "expected"

@@ -108,18 +108,22 @@ class Stream:
         share = error / energy if energy > 0 else 0.0
         return self.control.next_level(round_index, self.level, share)
 
-    def warm_up(self, batch_size: int, sender: bool) -> None:
-        """Compile what the next message needs, and remember nothing of it."""
+    def warm_up(self, batch_size: int) -> None:
+        """Compile what a message needs at the level in force, and remember nothing of it.
+
+        `auto` compiles another level when it first comes to it.
+        """
+        # A message like a real one: what is constant, or a payload that nobody encoded, may take
+        # another path or none. Columns that have something in common are what `best` turns.
         message = self.message(batch_size)
         payload_B = np.zeros(message.nbytes, np.uint8)
-        zeros = [np.zeros(shape, self.dtype) for shape in message.shapes]
-        if sender:
-            message.encode(zeros, 0, payload_B)
-            squares(zeros[0].reshape(-1), zeros[0].reshape(-1))
-        message.decode(payload_B, 0, zeros)
+        x = [_like_a_message(shape, self.dtype) for shape in message.shapes]
+        message.encode(x, 0, payload_B)
+        message.decode(payload_B, 0, x)
+        squares(x[0].reshape(-1), x[0].reshape(-1))
         nobody_N = np.zeros(0, np.int64)
-        for memory, x in zip(self.memories, zeros, strict=False):
-            none_NP = self._flat(x)[:0]
+        for memory, tensor in zip(self.memories, x, strict=False):
+            none_NP = self._flat(tensor)[:0]
             memory.subtract(none_NP, nobody_N, none_NP)
             memory.add(none_NP, nobody_N, none_NP)
 
@@ -137,10 +141,17 @@ class Stream:
 
     def _buffers(self, message: Message) -> list[Array]:
         """Room for the decoded message, made once per batch size."""
-        rows = message.count
-        if rows not in self._scratch:
-            self._scratch[rows] = [np.empty(shape, self.dtype) for shape in message.shapes]
-        return self._scratch[rows]
+        if message.count not in self._scratch:
+            self._scratch[message.count] = [np.empty(s, self.dtype) for s in message.shapes]
+        return self._scratch[message.count]
+
+
+def _like_a_message(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Noise around a pattern that all rows share up to a factor."""
+    rng = np.random.default_rng(0)
+    width = shape[-1] if shape else 1
+    factor = rng.normal(size=(*shape[:-1], 1))
+    return (factor * rng.normal(size=width) + 0.3 * rng.normal(size=shape)).astype(dtype)
 
 
 _WHOLE = np.zeros(1, np.int64)

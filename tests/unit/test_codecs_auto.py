@@ -5,15 +5,15 @@ import math
 import pytest
 
 from hpcvfl.codecs import table
-from hpcvfl.codecs.auto import LEVELS, RateControl
+from hpcvfl.codecs.auto import RateControl
 
 
 def play(codec, rounds, error_of):
     """Levels and errors of a run whose message at `bits` in round r has error_of(bits, r)."""
     control, level, told = RateControl(codec), codec.first_level, []
     for r in range(rounds):
-        error = error_of(LEVELS[level], r)
-        told.append((LEVELS[level], error))
+        error = error_of(codec.bits[level], r)
+        told.append((codec.bits[level], error))
         level = control.next_level(r, level, error)
     return told
 
@@ -50,7 +50,7 @@ def test_messages_that_got_easier_need_fewer_bits():
 
 def test_an_error_out_of_reach_takes_all_the_bits_there_are():
     codec = table.parse("auto:error=0.001")
-    assert play(codec, 100, lambda bits, r: 0.5)[-1][0] == LEVELS[-1]
+    assert play(codec, 100, lambda bits, r: 0.5)[-1][0] == 8
 
 
 def test_the_schedule_is_of_order_one_over_the_square_root_of_t():
@@ -62,9 +62,21 @@ def test_the_schedule_is_of_order_one_over_the_square_root_of_t():
 
 @pytest.mark.parametrize(("error", "bits"), [(0.9, 1), (0.25, 1), (0.06, 3), (1e-3, 5), (1e-9, 8)])
 def test_the_first_level_is_six_decibels_a_bit(error, bits):
-    assert LEVELS[table.parse(f"auto:error={error}").first_level] == bits
+    codec = table.parse(f"auto:error={error}")
+    assert codec.bits[codec.first_level] == bits
 
 
 def test_the_canonical_spec_leaves_defaults_out():
     default = table.parse("auto:error=0.1").rates[0].spec.replace("bits=1,", "")
     assert table.parse(f"auto:horizon=100,codec=({default})").spec == "auto:error=0.1"
+
+
+def test_a_codec_need_not_have_every_number_of_bits():
+    codec = table.parse("auto:error=0.2,codec=qsgd")
+    assert codec.bits == tuple(range(2, 9))
+    assert codec.rates[0].spec == "qsgd:bits=2"
+    assert table.parse("auto:codec=lattice-paper").bits == (2, 3, 4)
+
+
+def test_the_error_is_spelled_out_to_the_last_digit():
+    assert table.parse("auto:error=0.123456789").spec == "auto:error=0.123456789"
