@@ -11,7 +11,8 @@ numbers:
 
 The bounds printed in the paper are B P D**2 / 12 / 4**b for the scalar, which leaves out that L
 levels have L - 1 steps (1.8 times too small at 2 bits), and B P V / 24 for the lattice (1.9 times
-too small). The dither changes none of them: rounding error is uniform over a cell either way.
+too small). A dither that is uniform over the cell changes none of them; the square dither of the
+published lattice is not, and these constants do not hold for it exactly.
 """
 
 from __future__ import annotations

@@ -45,6 +45,9 @@ def test_choices_are_the_coarsest_within_the_error(steps, value_range):
     assert theory.lattice_error(sizes, theory.lattice_cell(sizes)) == pytest.approx(sizes.due_error)
     assert theory.topk_error(sizes, k) <= sizes.due_error * (1 + 1e-6)
     assert k == 1 or theory.topk_error(sizes, k - 1) > sizes.due_error
+    cells = value_range**2 / theory.lattice_cell(sizes)
+    assert 2 ** theory.lattice_bits(sizes) >= cells
+    assert theory.lattice_bits(sizes) == 1 or 2 ** (theory.lattice_bits(sizes) - 1) < cells
 
 
 @pytest.mark.parametrize(("bits", "factor"), [(2, 1.78), (3, 1.31), (4, 1.14)])
