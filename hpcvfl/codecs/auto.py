@@ -8,7 +8,8 @@ theorem 1 with its corollary). The schedule is
 (the paper's E is absolute; a share of the energy means the same as long as embeddings keep their
 size, and needs no knowledge of it), and the rule takes the fewest bits whose expected error is
 within it, plus a share of what earlier messages left over. The sender measures and chooses; the
-choice for round r + 1 travels in the header of round r, so that every rank knows every size beforehand.
+choice for round r + 1 travels in the header of round r, so that every rank knows every size
+beforehand.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def memory(config: Config) -> str:
     total += memory_nbytes(codecs[-1], 1, sum(p.numel() for p in head.parameters()))
     remembered = sum(isinstance(codec, FeedbackCodec) for codec in codecs[:-1])
     return (
-        f"{total / 1e6:.1f} MB of error feedback on every rank ({remembered} parties x {rows} rows x"
-        f" {width} values, and the head if it has it), {config.num_parties + 1} times that in one"
+        f"{total / 1e6:.1f} MB of error feedback on every rank ({remembered} parties x {rows} rows"
+        f" x {width} values, and the head if it has it), {config.num_parties + 1} times that in one"
         " process; --run.memory-folder keeps it in files, ef16 halves it"
     )
 

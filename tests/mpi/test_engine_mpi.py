@@ -70,6 +70,8 @@ def test_threads_hub_and_allgather_give_the_same_bits(folder, tower, codec):
 
 FAMILY = [
     *sorted(c.examples[0] for c in table.CODECS.values() if not c.stateful),
+    "lattice:dim=8,bits=2,scope=column",
+    "best:bits=1",
     "topk:k=1,values=scalar:bits=2",
     "topk:ratio=0.3,per=row",
     f"ef({GAUSS})",
@@ -82,13 +84,16 @@ FAMILY = [
 
 @pytest.mark.parametrize("spec", FAMILY)
 def test_every_codec_gives_over_mpi_what_it_gives_in_one_process(folder, spec):
-    # Six rounds of four batches: the last two meet samples that a memory knows already.
+    # Five rounds of three batches: the last two meet samples that a memory knows already. Batches
+    # of 80 rows are coded column by column in `best`.
     config = tiny(
         folder,
         num_parties=WORLD.size - 1,
         codec=spec,
         head_codec=spec,
-        algorithm__rounds=6,
+        data__num_samples=300,
+        data__batch_size=80,
+        algorithm__rounds=5,
         algorithm__local_steps=2,
     )
     summary = over_mpi(config)
