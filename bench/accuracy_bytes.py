@@ -9,7 +9,8 @@ A cell is one training run; its result is one JSON file under bench/results/accu
 at its end and never run again. Codecs of the aims were chosen by their seed 0, so the verdicts give
 the mean of the other four as well. With error feedback the head has it too, at 2 bits in place of
 8, but for the cells whose name ends in -head8. float32, and scalar codecs without error feedback,
-are the cells of bench/fashion_mnist.py. Last epoch, test set, no best epoch picked; losses are paired by seed.
+are the cells of bench/fashion_mnist.py. Last epoch, test set, no best epoch picked; losses are
+paired by seed.
 """
 
 from __future__ import annotations

@@ -13,13 +13,14 @@ and levels are the same everywhere without a message about them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hpcvfl.codecs.auto import AutoCodec, RateControl
 from hpcvfl.codecs.base import Array, Bytes, Codec, Message
 from hpcvfl.codecs.feedback import FeedbackCodec, Memory
+from hpcvfl.errors import DataError
 from hpcvfl.kernels.feedback import squares
 
 # legend: N rows of the batch
@@ -107,6 +108,43 @@ class Stream:
             return 0
         share = error / energy if energy > 0 else 0.0
         return self.control.next_level(round_index, self.level, share)
+
+    def state(self) -> dict[str, Array]:
+        """All that this stream remembers, by name; arrays that are its own memory are not copies.
+
+        memory.i : as Memory keeps them; level : int64, shape (1,); and what only the sender needs
+        to choose levels, control.left (float64, shape (1,)) and control.expected (one a level, NaN
+        where nothing was measured)
+        """
+        out: dict[str, Array] = {f"memory.{i}": m.state_SP for i, m in enumerate(self.memories)}
+        if self.control:
+            expected = [self.control.expected.get(i, math.nan) for i in range(len(self.rates))]
+            out["level"] = np.array([self.level])
+            out["control.left"] = np.array([self.control.left])
+            out["control.expected"] = np.array(expected)
+        return out
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Remember what `state` gave; names that are not there stay as they are.
+
+        Raises DataError for a level that there is not, or an array of another type or shape.
+        """
+        for name, here in self.state().items():
+            value = state.get(name, here)
+            if value.shape != here.shape or value.dtype != here.dtype:
+                due, came = (f"{v.dtype} {v.shape}" for v in (here, value))
+                raise DataError(f"{name} is {came}, due {due}")
+        for i, memory in enumerate(self.memories):
+            memory.state_SP[...] = state.get(f"memory.{i}", memory.state_SP)
+        if self.control and "level" in state:
+            level = int(state["level"][0])
+            if not 0 <= level < len(self.rates):
+                raise DataError(f"level is {level}, {self.codec.spec} has {len(self.rates)} rates")
+            self.level = level
+        if self.control and "control.left" in state:
+            self.control.left = float(state["control.left"][0])
+            told = enumerate(state["control.expected"].tolist())
+            self.control.expected = {i: v for i, v in told if not math.isnan(v)}
 
     def warm_up(self, batch_size: int) -> None:
         """Compile what a message needs at the level in force, and remember nothing of it.

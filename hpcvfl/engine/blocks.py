@@ -44,6 +44,7 @@ class Block(ABC):
         self._batches: dict[int, list[torch.Tensor]] = {}
         self._targets: dict[int, list[list[Array] | None]] = {}
         self._labels_N = torch.empty(0, dtype=torch.int64)
+        self._score_C: Array | None = None
 
     def begin_round(self, round_index: int, rows_N: Array, lr: float) -> None:
         """Fix the rows, the rate and the state of torch's generator for this round."""
@@ -60,8 +61,17 @@ class Block(ABC):
         """The tensors of this round's message, as arrays that are valid until the next call."""
 
     def score(self) -> Array | None:
-        """How much each column of the message matters; None where no codec asks or nobody knows."""
-        return None
+        """How much each column of the message matters; None where no codec asks or nobody knows.
+
+        At a party, |column sums of dL/dh| at the last local step of the previous round: C-VFL's
+        choice of columns for top-k (arXiv 2206.08330; its code takes the gradient of the last
+        layer's bias, which is the same sum).
+        """
+        return self._score_C
+
+    def set_score(self, score_C: Array | None) -> None:
+        """What `score` is to give until the next local step: of a run that goes on."""
+        self._score_C = score_C
 
     def targets(self, batch_size: int) -> list[list[Array] | None]:
         """Where the frame of each rank is decoded to, in rank order; None for the own frame."""
@@ -156,21 +166,12 @@ class Party(Block):
                 layer.track_running_stats = False
         self._own_NP: torch.Tensor | None = None
         self._wants_score = table.parse(config.codec).wants_score
-        self._score_P: Array | None = None
 
     def message(self) -> list[Array]:
         """The embedding h_k of the batch; its graph is kept for local step 0."""
         self._x = self._train_x()[self._rows]
         self._own_NP = self._embed(self._x)
         return [self._own_NP.detach().contiguous().numpy()]
-
-    def score(self) -> Array | None:
-        """|Column sums of dL/dh| at the last local step of the previous round; None at first.
-
-        C-VFL's choice of columns for top-k (arXiv 2206.08330; its code takes the gradient of the
-        last layer's bias, which is the same sum).
-        """
-        return self._score_P
 
     def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
         embeddings = self._embeddings(batch_size)
@@ -188,7 +189,7 @@ class Party(Block):
         return F.cross_entropy(self.head_copy(torch.cat(batch, dim=1)), self._labels_N)
 
     def _keep_score(self, gradient_NP: torch.Tensor) -> None:
-        self._score_P = gradient_NP.sum(dim=0).abs().numpy()
+        self._score_C = gradient_NP.sum(dim=0).abs().numpy()
 
     def test_embedding(self) -> Array:
         """Embedding of all test rows in eval mode, shape (test rows, P)."""

@@ -1,6 +1,7 @@
 """A block on disk: safetensors, one file a rank, written aside and renamed.
 
-The memory that all ranks keep of a sender's messages (error feedback) is saved once, by the sender.
+What all ranks remember of a sender's messages (stream.py of the codecs) is saved once, by the
+sender.
 """
 
 from __future__ import annotations
@@ -40,16 +41,20 @@ def save_block(folder: Path, block: Block) -> Path:
     return _save(block_path(folder, block.block), state, block)
 
 
-def save_memory(folder: Path, block: Block, stream: Stream) -> Path | None:
-    """Write what all ranks remember of this block's messages; None if that is nothing."""
-    if not stream.memories:
-        return None
-    state = {f"memory.{i}": torch.from_numpy(m.state_SP) for i, m in enumerate(stream.memories)}
-    return _save(memory_path(folder, block.block), state, block)
+def save_stream(folder: Path, block: Block, stream: Stream) -> Path | None:
+    """Write what lasts of this block's messages from round to round; None if nothing does.
+
+    What all ranks remember is written here alone, by its sender; a score of columns besides.
+    """
+    state = {name: torch.from_numpy(value) for name, value in stream.state().items()}
+    score_C = block.score()
+    if score_C is not None:
+        state["score"] = torch.from_numpy(score_C)
+    return _save(stream_path(folder, block.block), state, block) if state else None
 
 
-def load_memories(folder: Path, block: Block, exchange: Exchange) -> None:
-    """Read the own memory and receive everybody else's from them; called by every rank.
+def load_streams(folder: Path, block: Block, exchange: Exchange) -> None:
+    """Read the own stream and receive everybody else's from them; called by every rank.
 
     Raises DataError, on every rank, where a file is missing, broken or of another run.
     """
@@ -57,32 +62,30 @@ def load_memories(folder: Path, block: Block, exchange: Exchange) -> None:
     own = exchange.streams_R[transport.rank]
 
     def read_own() -> None:
-        if not own.memories:
+        path = stream_path(folder, block.block)
+        if not own.state() and not path.exists():
             return
-        path = memory_path(folder, block.block)
-        state = _load(path, block)
-        for i, memory in enumerate(own.memories):
-            value = state.get(f"memory.{i}")
-            due = memory.state_SP
-            if value is None or value.shape != due.shape or value.numpy().dtype != due.dtype:
-                raise DataError(f"{path}: memory.{i} is not of {due.dtype} {due.shape}")
-            due[...] = value.numpy()
+        state = {name: value.numpy() for name, value in _load(path, block).items()}
+        try:
+            own.restore(state)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+        block.set_score(state.get("score"))
 
     together(transport, read_own)
     for rank, stream in enumerate(exchange.streams_R):
-        for memory in stream.memories:
-            sizes = [0] * transport.size
-            sizes[rank] = memory.state_SP.nbytes
+        state = {n: v for n, v in stream.state().items() if not n.startswith("control.")}
+        for name, value in state.items():
+            sizes = [value.nbytes if r == rank else 0 for r in range(transport.size)]
             slots = Slots(sizes, ["control"] * transport.size, [0] * transport.size)
-            bytes_B = memory.state_SP.reshape(-1).view(np.uint8)
-            slots[rank][:] = bytes_B
+            slots[rank][:] = value.reshape(-1).view(np.uint8)
             transport.broadcast(slots, root=rank)
-            bytes_B[:] = slots[rank]
+            stream.restore({name: slots[rank].view(value.dtype).reshape(value.shape)})
 
 
-def memory_path(folder: Path, rank: int) -> Path:
-    """Where the memory of the messages of block `rank` lies in a run folder."""
-    return block_path(folder, rank).with_name(f"memory.rank{rank}.safetensors")
+def stream_path(folder: Path, rank: int) -> Path:
+    """Where the stream of block `rank` lies in a run folder."""
+    return block_path(folder, rank).with_name(f"stream.rank{rank}.safetensors")
 
 
 def _save(path: Path, state: dict[str, torch.Tensor], block: Block) -> Path:

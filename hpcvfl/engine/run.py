@@ -19,7 +19,7 @@ from hpcvfl.data import Batches
 from hpcvfl.engine import folder
 from hpcvfl.engine.agree import exchange, together
 from hpcvfl.engine.blocks import Block
-from hpcvfl.engine.checkpoint import load_block, save_block, save_memory
+from hpcvfl.engine.checkpoint import load_block, save_block, save_stream
 from hpcvfl.engine.evaluate import evaluate
 from hpcvfl.engine.exchange import Exchange
 from hpcvfl.engine.messages import MessageLog
@@ -216,7 +216,7 @@ def finish(run: Run) -> dict[str, Any]:
     def save() -> None:
         with folder.writing(run.path):
             save_block(run.path, run.block)
-            save_memory(run.path, run.block, run.exchange.streams_R[rank])
+            save_stream(run.path, run.block, run.exchange.streams_R[rank])
             run.meter.close()
             run.messages.close()
             run.clock.write_trace(run.path / f"trace.rank{rank}.json", rank)

@@ -14,7 +14,7 @@ from support.runs import run_threads, same_bits, tiny, weights
 from hpcvfl.cli import main
 from hpcvfl.codecs import table
 from hpcvfl.codecs.frame import HEADER_NBYTES
-from hpcvfl.engine.checkpoint import load_memories, memory_path
+from hpcvfl.engine.checkpoint import load_streams, stream_path
 from hpcvfl.engine.run import prepare, train
 from hpcvfl.errors import ConfigError, DataError, WireError
 from hpcvfl.report.plots import draw
@@ -164,9 +164,13 @@ def test_errors_are_drawn_beside_the_accuracy(tmp_path):
     assert len(draw([("exact", lines(exact, "metrics.jsonl"))], tmp_path)) == 3
 
 
-def test_a_memory_is_saved_by_its_sender_and_comes_back_to_all(tmp_path):
-    spec = "ef16(scalar:bits=2)"
-    config = tiny(tmp_path, codec=spec, head_codec=f"ef({GAUSS})", party={2: {"codec": "none"}})
+def test_a_stream_is_saved_by_its_sender_and_comes_back_to_all(tmp_path):
+    config = tiny(
+        tmp_path,
+        codec="ef16(scalar:bits=2)",
+        head_codec=f"ef({AUTO})",
+        party={2: {"codec": "none"}, 3: {"codec": "topk:k=2"}},
+    )
     held = {}
 
     def keep(run, result):
@@ -175,23 +179,30 @@ def test_a_memory_is_saved_by_its_sender_and_comes_back_to_all(tmp_path):
     summary = run_threads(config, after_round=keep)
     folder = Path(summary["folder"])
     files = {p.name for p in (folder / "checkpoints" / "final").iterdir()}
-    assert {n for n in files if "memory" in n} == {f"memory.rank{k}.safetensors" for k in (0, 1, 3)}
+    assert {n for n in files if "stream" in n} == {f"stream.rank{k}.safetensors" for k in (0, 1, 3)}
 
     def again(transport):
         run = prepare(config, transport)
-        load_memories(folder, run.block, run.exchange)
+        load_streams(folder, run.block, run.exchange)
         run.meter.close()
         run.messages.close()
         return states(run)
 
     came = ThreadsWorld(config.num_parties + 1).run(again)
-    assert all(came[rank] == held[0] for rank in range(4))
-    assert any(any(state) for stream in held[0] for state in stream)
-    memory_path(folder, 1).write_bytes(b"")
-    with pytest.raises(DataError, match=r"memory\.rank1\.safetensors: cannot be read"):
+    assert came == [held[rank] for rank in range(4)]
+    assert held[0][0]["control.left"] != held[1][0]["control.left"]  # the sender's alone
+    assert held[0][0]["memory.0"] == held[1][0]["memory.0"]
+    assert held[3]["score"] is not None
+    stream_path(folder, 1).write_bytes(b"")
+    with pytest.raises(DataError, match=r"stream\.rank1\.safetensors: cannot be read"):
         ThreadsWorld(config.num_parties + 1).run(again)
 
 
 def states(run):
-    """Bytes of every memory that a rank holds."""
-    return [[m.state_SP.tobytes() for m in s.memories] for s in run.exchange.streams_R]
+    """All that a rank remembers of every stream, as bytes."""
+    out = {
+        rank: {name: value.tobytes() for name, value in stream.state().items()}
+        for rank, stream in enumerate(run.exchange.streams_R)
+    }
+    score_P = run.block.score()
+    return out | {"score": None if score_P is None else score_P.tobytes()}
