@@ -89,18 +89,20 @@ class Stats:
         sample_RC = x_RC[::stride].astype(np.float64)
         mean_C = sample_RC.mean(axis=0)
         sample_RC -= mean_C
-        var_C = (sample_RC**2).mean(axis=0)
         peak_C = np.maximum(np.abs(sample_RC).max(axis=0), 1e-300)
-        scaled_RC = sample_RC / peak_C  # the fourth power of what is left is in range
-        flatness = float(
-            ((scaled_RC**4).mean(axis=0) / ((scaled_RC**2).mean(axis=0) ** 2 + 1e-30)).mean()
-        )
+        square_RC = np.square(sample_RC / peak_C)  # in range, and so is its square
+        square_C = square_RC.mean(axis=0)
+        var_C = square_C * peak_C**2
+        fourth_C = np.square(square_RC, out=square_RC).mean(axis=0)
+        flatness = float((fourth_C / (square_C**2 + 1e-30)).mean())
         axes_CC = spread_C = None
         if 1 < C <= _WIDEST and len(sample_RC) > C and peak * math.sqrt(C) < 1e38:
             cov_CC = sample_RC.T @ sample_RC / len(sample_RC)
-            spread_C, axes_CC = np.linalg.eigh(cov_CC)
-            spread_C, axes_CC = np.maximum(spread_C[::-1], 0), axes_CC.T[::-1]
-        return cls(R, mean_C, var_C, peak, flatness, float(np.abs(sample_RC).mean()), axes_CC, spread_C)
+            if _related(cov_CC, len(sample_RC)):
+                spread_C, axes_CC = np.linalg.eigh(cov_CC)
+                spread_C, axes_CC = np.maximum(spread_C[::-1], 0), axes_CC.T[::-1]
+        reach = float(np.abs(sample_RC).mean())
+        return cls(R, mean_C, var_C, peak, flatness, reach, axes_CC, spread_C)
 
     def variances(self, form: int) -> Floats:
         """Variances of the columns, or along the axes."""
@@ -137,6 +139,14 @@ class Stats:
         var = self.variances(form)
         power = 5 * var / (step * step)
         return float(self.rows * (power / (1 + power)).sum()) + 1
+
+
+def _related(cov_CC: Floats, rows: int) -> bool:
+    """Whether columns correlate more than those of independent numbers do by chance."""
+    scale_C = np.sqrt(np.maximum(cov_CC.diagonal(), 1e-300))
+    squares_CC = np.square(cov_CC / scale_C / scale_C[:, None])
+    C = len(scale_C)
+    return bool(squares_CC.sum() - squares_CC.trace() > 1.5 * C * (C - 1) / rows)
 
 
 def _rate(ratio: Floats) -> Floats:

@@ -21,8 +21,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
 
-from hpcvfl.kernels.compiling import helper, kernel, wide
+from hpcvfl.kernels.compiling import helper, kernel
 
 NUM_SYMBOLS = 16
 ESCAPE, ZERO = 0, 8
@@ -128,8 +131,8 @@ class Model(NamedTuple):
     prior_X16 : int32
     count_X16, table_XE : int32, uint16
     clock_2   : int64, rows of lanes so far, and when tables are made anew
-    fine_Y16, fine_YE, due_Y2 : the same of the finer tables; due_Y2: int32, symbols so far and when
-                the table is made anew
+    fine_Y16, fine_YE : the same of the finer tables, but counts of each symbol and those below it;
+                where nothing is counted yet, the coarse table stands in
     """
 
     low_K: np.ndarray
@@ -140,7 +143,6 @@ class Model(NamedTuple):
     clock_2: np.ndarray
     fine_Y16: np.ndarray
     fine_YE: np.ndarray
-    due_Y2: np.ndarray
 
     @classmethod
     def start(cls, class_K: np.ndarray, plots: bool, prior: np.ndarray = PRIORS) -> Model:
@@ -152,18 +154,15 @@ class Model(NamedTuple):
             halves_2 = class_K[:2] - 3
             root_2 = np.where(halves_2 & 1, math.sqrt(2), 1.0)
             axis_2[:] = 2**17 / _STRETCH / root_2 * 2.0 ** -(halves_2 >> 1)
-        due_Y2 = np.zeros((Y, 2), np.int32)
-        due_Y2[:, 1] = 1
         model = cls(
             np.maximum(0, (class_K - 6) // 2).astype(np.int32),
             axis_2,
             prior[class_K].reshape(2 * K, NUM_SYMBOLS),
             np.zeros((2 * K, NUM_SYMBOLS), np.int32),
-            np.empty((2 * K, WIDTH), np.uint16),
+            np.zeros((2 * K, WIDTH), np.uint16),
             np.array([0, 1], np.int64),
             np.zeros((Y, NUM_SYMBOLS), np.int32),
-            np.empty((Y, WIDTH), np.uint16),
-            due_Y2,
+            np.zeros((Y, WIDTH), np.uint16),
         )
         _make_tables(model.count_X16, model.prior_X16, model.table_XE)
         return model
@@ -174,63 +173,109 @@ class Model(NamedTuple):
 
 
 @helper
-def _shares(weight_16, table_XE, x):  # type: ignore[no-untyped-def]
-    """Make table x of weights (int32), which are overwritten: at least 1 each, the rest to ZERO."""
-    wide()
-    total = _I(0)
-    for i in range(_U(NUM_SYMBOLS)):
-        total = _I(total + weight_16[i])
-    factor = np.float32(np.float32(TOTAL - NUM_SYMBOLS) / np.float32(total))
-    spent = _I(0)
-    for i in range(_U(NUM_SYMBOLS)):
-        share = _I(_I(np.float32(np.float32(weight_16[i]) * factor)) + _I(1))
-        weight_16[i] = share
-        spent = _I(spent + share)
-    weight_16[ZERO] += _I(TOTAL) - spent
-    below = _I(0)
-    for i in range(_U(NUM_SYMBOLS)):
-        table_XE[x, i] = np.uint16(below)
-        below = _I(below + weight_16[i])
-    table_XE[x, NUM_SYMBOLS] = np.uint16(TOTAL)
-    return total
+def make_coarse(count_X16, prior_X16, table_XE):  # type: ignore[no-untyped-def]
+    """All coarse tables anew; counts are halved where they have grown large.
 
-
-@helper
-def make_coarse(count_X16, prior_X16, table_XE, weight_16):  # type: ignore[no-untyped-def]
-    """All coarse tables anew; counts are halved where they have grown large."""
+    What lies below a symbol is the weight below it, rounded down, and one for each symbol: so every
+    symbol has at least one.
+    """
     for x in range(_U(count_X16.shape[0])):
+        total = _I(0)
         for i in range(_U(NUM_SYMBOLS)):
-            weight_16[i] = _I(_I(count_X16[x, i] * _I(WEIGHT)) + prior_X16[x, i])
-        if _shares(weight_16, table_XE, x) > _I(_FULL):
+            total = _I(total + _I(_I(count_X16[x, i] * _I(WEIGHT)) + prior_X16[x, i]))
+        factor = np.float32(np.float32(TOTAL - NUM_SYMBOLS) / np.float32(total))
+        below = _I(0)
+        for i in range(_U(NUM_SYMBOLS)):
+            table_XE[x, i] = np.uint16(_I(_I(np.float32(np.float32(below) * factor)) + _I(i)))
+            below = _I(below + _I(_I(count_X16[x, i] * _I(WEIGHT)) + prior_X16[x, i]))
+        table_XE[x, NUM_SYMBOLS] = np.uint16(TOTAL)
+        if total > _I(_FULL):
             for i in range(_U(NUM_SYMBOLS)):
                 count_X16[x, i] >>= _I(1)
 
 
-@helper
-def make_fine(fine_Y16, fine_YE, y, table_XE, x, weight_16):  # type: ignore[no-untyped-def]
-    """Table y anew, from its counts and coarse table x."""
-    for i in range(_U(NUM_SYMBOLS)):
-        share = _I(_I(table_XE[x, i + _U(1)]) - _I(table_XE[x, i]))
-        weight_16[i] = _I(_I(fine_Y16[y, i] * _I(_FINE_WEIGHT)) + share)
-    if _shares(weight_16, fine_YE, y) > _I(_FULL):
-        for i in range(_U(NUM_SYMBOLS)):
-            fine_Y16[y, i] >>= _I(1)
-
-
 @kernel
 def _make_tables(count_X16, prior_X16, table_XE):  # type: ignore[no-untyped-def]
-    make_coarse(count_X16, prior_X16, table_XE, np.empty(NUM_SYMBOLS, np.int32))
+    make_coarse(count_X16, prior_X16, table_XE)
 
 
-@helper
-def due(due_Y2, y):  # type: ignore[no-untyped-def]
-    """Count a symbol of table y; whether it is made anew, after 1, 2, 3, 4, 6, 8, 11, 15, .."""
-    n = _I(due_Y2[y, 0] + _I(1))
-    due_Y2[y, 0] = n
-    if n < due_Y2[y, 1]:
-        return False
-    due_Y2[y, 1] = _I(_I(n + _I(1)) + _I(n >> _I(2)))
-    return True
+def count_fine(fine_Y16, fine_YE, y, table_XE, x, symbol):  # type: ignore[no-untyped-def]
+    """Count a symbol in finer table y and make it anew from coarse table x.
+
+    As counts, too, are of a symbol and all below it, nothing has to be summed up.
+    """
+    fine_Y16[y, int(symbol) :] += 1
+    n = int(fine_Y16[y, NUM_SYMBOLS - 1])
+    factor = np.float32(TOTAL - NUM_SYMBOLS) / np.float32(n * _FINE_WEIGHT + TOTAL)
+    weight_16 = fine_Y16[y] * np.int32(_FINE_WEIGHT) + table_XE[x, 1 : NUM_SYMBOLS + 1]
+    share_16 = (weight_16.astype(np.float32) * factor).astype(np.int32)
+    fine_YE[y, 1 : NUM_SYMBOLS + 1] = share_16 + np.arange(1, NUM_SYMBOLS + 1)
+    fine_YE[y, NUM_SYMBOLS] = TOTAL
+    if n > _FULL // _FINE_WEIGHT:
+        fine_Y16[y] >>= 1
+
+
+@intrinsic
+def _count_fine(context, fine_Y16, fine_YE, y, table_XE, x, symbol):  # type: ignore[no-untyped-def]
+    """`count_fine` but for the halving; returns how many symbols are counted."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        word, short, real = ir.IntType(32), ir.IntType(16), ir.FloatType()
+
+        def vector(kind, values):  # type: ignore[no-untyped-def]
+            return ir.Constant(ir.VectorType(kind, NUM_SYMBOLS), values)
+
+        def all_of(value):  # type: ignore[no-untyped-def]
+            lanes = vector(value.type, ir.Undefined)
+            for i in range(NUM_SYMBOLS):
+                lanes = builder.insert_element(lanes, value, word(i))
+            return lanes
+
+        def row(which, width, at, first):  # type: ignore[no-untyped-def]
+            array = context.make_array(signature.args[which])(context, builder, args[which])
+            start = builder.add(builder.mul(at, at.type(width)), at.type(first))
+            kind = ir.VectorType(array.data.type.pointee, NUM_SYMBOLS)
+            return builder.bitcast(builder.gep(array.data, [start]), kind.as_pointer())
+
+        count_at = row(0, NUM_SYMBOLS, args[2], 0)
+        reached = builder.icmp_unsigned(
+            ">=", vector(word, list(range(NUM_SYMBOLS))), all_of(builder.trunc(args[5], word))
+        )
+        below = builder.add(
+            builder.load(count_at, align=4), builder.zext(reached, ir.VectorType(word, NUM_SYMBOLS))
+        )
+        builder.store(below, count_at, align=4)
+        n = builder.extract_element(below, word(NUM_SYMBOLS - 1))
+        total = builder.add(builder.mul(n, word(_FINE_WEIGHT)), word(TOTAL))
+        factor = builder.fdiv(real(float(TOTAL - NUM_SYMBOLS)), builder.sitofp(total, real))
+        coarse = builder.load(row(3, WIDTH, args[4], 1), align=2)
+        weight = builder.add(
+            builder.mul(below, vector(word, [_FINE_WEIGHT] * NUM_SYMBOLS)),
+            builder.zext(coarse, below.type),
+        )
+        weight = builder.sitofp(weight, ir.VectorType(real, NUM_SYMBOLS))
+        share = builder.fptosi(builder.fmul(weight, all_of(factor)), below.type)
+        share = builder.add(share, vector(word, list(range(1, NUM_SYMBOLS + 1))))
+        share = builder.insert_element(share, word(TOTAL), word(NUM_SYMBOLS - 1))
+        table = builder.trunc(share, ir.VectorType(short, NUM_SYMBOLS))
+        builder.store(table, row(1, WIDTH, args[2], 1), align=2)
+        return n
+
+    index = types.uint64
+    return types.int32(fine_Y16, fine_YE, index, table_XE, index, index), codegen
+
+
+@overload(count_fine, inline="always")
+def _count_fine_at_once(fine_Y16, fine_YE, y, table_XE, x, symbol):  # type: ignore[no-untyped-def]
+    """One vector of all entries: a loop of 16 is unrolled and stays scalar, 70 ns in place of 10."""
+
+    def count(fine_Y16, fine_YE, y, table_XE, x, symbol):  # type: ignore[no-untyped-def]
+        n = _count_fine(fine_Y16, fine_YE, y, table_XE, x, symbol)  # type: ignore[call-arg]
+        if n > _FULL // _FINE_WEIGHT:
+            for i in range(_U(NUM_SYMBOLS)):
+                fine_Y16[y, i] >>= _I(1)
+
+    return count
 
 
 @helper

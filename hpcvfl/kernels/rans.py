@@ -26,9 +26,8 @@ from hpcvfl.kernels.counts import (
     TOTAL,
     WIDTH,
     ZERO,
-    due,
+    count_fine,
     make_coarse,
-    make_fine,
     next_plot,
     tick,
 )
@@ -56,11 +55,10 @@ def model_block(k_N, path_N, num_rows, model, plot_L, op_N, raw_B, raw_at):  # t
     Returns the bit after the last one written.
     """
     # Reaching into a tuple for an array counts references, which costs more than all else here.
-    low_K, axis_2, prior_X16, count_X16, table_XE, clock_2, fine_Y16, fine_YE, due_Y2 = model
+    low_K, axis_2, prior_X16, count_X16, table_XE, clock_2, fine_Y16, fine_YE = model
     K = low_K.shape[0]
     depth = k_N.shape[0] // (K * LANES)
     plots = fine_YE.shape[0] > 0
-    weight_16 = np.empty(NUM_SYMBOLS, np.int32)
     for r in range(depth):
         lanes = min(LANES, (num_rows - r + depth - 1) // depth)
         for j in range(K):
@@ -77,12 +75,10 @@ def model_block(k_N, path_N, num_rows, model, plot_L, op_N, raw_B, raw_at):  # t
                     plot = plot_L[i]
                     if j > 0:
                         y = _U(x * _U(PLOTS) + _U(plot))
-                        if due_Y2[y, 0] > 0:
+                        if fine_Y16[y, NUM_SYMBOLS - 1] > 0:
                             below = fine_YE[y, symbol]
                             above = fine_YE[y, symbol + _U(1)]
-                        fine_Y16[y, symbol] += _I(1)
-                        if due(due_Y2, y):
-                            make_fine(fine_Y16, fine_YE, y, table_XE, x, weight_16)
+                        count_fine(fine_Y16, fine_YE, y, table_XE, x, symbol)
                     plot_L[i] = next_plot(j, k, plot, axis_2)
                 op_N[_U(at + i)] = _W(_W(below) | _W(_W(_W(above) - _W(below)) << _W(16)))
                 if low > 0:
@@ -93,7 +89,7 @@ def model_block(k_N, path_N, num_rows, model, plot_L, op_N, raw_B, raw_at):  # t
             for i in range(lanes, LANES):
                 op_N[_U(at + i)] = _W(0)
         if tick(clock_2):
-            make_coarse(count_X16, prior_X16, table_XE, weight_16)
+            make_coarse(count_X16, prior_X16, table_XE)
     return raw_at
 
 
@@ -191,11 +187,10 @@ def decode_block(  # type: ignore[no-untyped-def]
     Returns (word_at, raw_at) after the block; negative, or past the end, if the payload was cut.
     """
     # Reaching into a tuple for an array counts references, which costs more than all else here.
-    low_K, axis_2, prior_X16, count_X16, table_XE, clock_2, fine_Y16, fine_YE, due_Y2 = model
+    low_K, axis_2, prior_X16, count_X16, table_XE, clock_2, fine_Y16, fine_YE = model
     K = low_K.shape[0]
     depth = level_N.shape[0] // (K * LANES)
     plots = fine_YE.shape[0] > 0
-    weight_16 = np.empty(NUM_SYMBOLS, np.int32)
     mask = num_states - 1
     for i in range(num_states):
         high = _next_word(payload_B, word_at)
@@ -215,7 +210,7 @@ def decode_block(  # type: ignore[no-untyped-def]
                 fine = False
                 if plots and j > 0:
                     y = _U(x * _U(PLOTS) + _U(plot_L[i]))
-                    fine = due_Y2[y, 0] > 0
+                    fine = fine_Y16[y, NUM_SYMBOLS - 1] > 0
                 state = state_S[_U(i & mask)]
                 slot = np.uint16(state & _W(TOTAL - 1))
                 if fine:
@@ -247,9 +242,7 @@ def decode_block(  # type: ignore[no-untyped-def]
                     k = _I((e << low) | rest)
                 if plots:
                     if j > 0:
-                        fine_Y16[y, symbol] += _I(1)
-                        if due(due_Y2, y):
-                            make_fine(fine_Y16, fine_YE, y, table_XE, x, weight_16)
+                        count_fine(fine_Y16, fine_YE, y, table_XE, x, symbol)
                     plot_L[i] = next_plot(j, k, plot_L[i], axis_2)
                 if halves:
                     level_N[_U(at + i)] = _I(_I(k + k) + _I(1))
@@ -259,7 +252,7 @@ def decode_block(  # type: ignore[no-untyped-def]
             for i in range(lanes, LANES):
                 level_N[_U(at + i)] = _I(0)
         if tick(clock_2):
-            make_coarse(count_X16, prior_X16, table_XE, weight_16)
+            make_coarse(count_X16, prior_X16, table_XE)
     return word_at, raw_at
 
 

@@ -6,6 +6,7 @@ any length; the few roundings of float32 are done by numpy, one at a time.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -49,11 +50,10 @@ class Words:
 
 
 def shares(weights) -> list[int]:
-    """Frequencies of weights: at least one each, what is left to symbol 8."""
+    """Frequencies of weights: what is below each, in proportion and rounded down, and one each."""
     factor = np.float32(TOTAL - 16) / np.float32(sum(weights))
-    got = [1 + int(np.float32(w) * factor) for w in weights]
-    got[8] += TOTAL - sum(got)
-    return got
+    below = [int(np.float32(sum(weights[:i])) * factor) + i for i in range(16)] + [TOTAL]
+    return [b - a for a, b in itertools.pairwise(below)]
 
 
 class Tables:
@@ -68,7 +68,7 @@ class Tables:
             for c in classes[:2]
         ]
         self.plots = plots and len(classes) > 1
-        self.fine: dict[tuple[int, int, int], list] = {}  # counts, shares, symbols so far, due
+        self.fine: dict[tuple[int, int, int], list] = {}  # counts, shares
         self.rows, self.due = 0, 1
         self.renew()
 
@@ -88,13 +88,10 @@ class Tables:
     def count(self, j: int, q: int, plot: int, symbol: int) -> None:
         self.counts[j][q][symbol] += 1
         if self.plots and j:
-            entry = self.fine.setdefault((j, q, plot), [[0] * 16, None, 0, 1])
+            entry = self.fine.setdefault((j, q, plot), [[0] * 16, None])
             entry[0][symbol] += 1
-            entry[2] += 1
-            if entry[2] == entry[3]:
-                entry[3] = entry[2] + 1 + entry[2] // 4
-                weights = zip(entry[0], self.coarse[j][q], strict=True)
-                entry[1] = shares([2048 * n + p for n, p in weights])
+            weights = zip(entry[0], self.coarse[j][q], strict=True)
+            entry[1] = shares([2048 * n + p for n, p in weights])
 
     def row(self) -> None:
         self.rows += 1
