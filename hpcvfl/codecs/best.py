@@ -100,22 +100,24 @@ class BestCodec(Codec):
             return
         if not best_side.SMALLEST_CODE <= code <= best_side.LARGEST_CODE:
             raise WireError("the step in a payload is no positive number; it is corrupt")
-        to_RC = np.empty((R, C), np.float32)
+        to_RC = out.reshape(R, C) if out.dtype == np.float32 else np.empty((R, C), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             side, raw_at = best_side.read_side(payload_B, 16, R, C, best_side.step_of(code))
             _decode_rows(payload_B, raw_at, code, side, to_RC)
         if not math.isfinite(float(to_RC.max()) - float(to_RC.min())):
             raise WireError("a payload decodes to values that are not finite; it is corrupt")
-        out[...] = to_RC.reshape(out.shape)
+        if out.dtype != np.float32:
+            out[...] = to_RC.reshape(out.shape)
 
 
 def _decode_rows(payload_B: Bytes, raw_at: int, code: int, side: Side, to_RC: np.ndarray) -> None:
     """Write the rows of a payload whose side information is read."""
     R, K = len(to_RC), len(side.column_K)
-    to_RC[...] = side.mean_C
+    turned = side.basis_KC is not None
+    if turned or to_RC.shape[1] > K:
+        to_RC[...] = side.mean_C
     if not K:
         return
-    turned = side.basis_KC is not None
     y_RK = np.zeros((R, K), np.float32) if turned else to_RC
     centre_K = np.zeros(K, np.float32) if turned else side.mean_C[side.column_K]
     halves = side.form == best_side.HALVES
@@ -125,21 +127,23 @@ def _decode_rows(payload_B: Bytes, raw_at: int, code: int, side: Side, to_RC: np
     word_at = payload_B.size
     state_S, path_L = np.empty(4, np.uint32), np.empty(LANES, np.int32)
     plot_L = np.empty(LANES, np.int64)
+    level_N = np.empty(max(-(-rows // LANES) for _, rows in blocks) * K * LANES, np.int32)
     for first, rows in blocks:
         away, raw_at = golomb.get_number(payload_B, raw_at, STEP_ORDER)
         if not away:
+            to_RC[first : first + rows] = side.mean_C
             continue
         code += away // 2 if away & 1 else -(away // 2)
         if not best_side.SMALLEST_CODE <= code <= best_side.LARGEST_CODE:
             raise WireError("the step of a block is no positive number; the payload is corrupt")
-        level_N = np.empty(-(-rows // LANES) * K * LANES, np.int32)
+        block_N = level_N[: -(-rows // LANES) * K * LANES]
         word_at, raw_at = rans.decode_block(
             payload_B, word_at, raw_at, rows, model, halves, num_states, state_S, path_L, plot_L,
-            level_N,
+            block_N,
         )  # fmt: skip
         if word_at < 0 or raw_at > 8 * payload_B.size:
             raise WireError("a payload ends before its values do; it is corrupt")
         step = best_side.step_of(code)
-        lanes.store_block(level_N, first, rows, step, side.column_K, centre_K, y_RK)
+        lanes.store_block(block_N, first, rows, step, side.column_K, centre_K, y_RK)
     if turned:
         lanes.expand_rows(y_RK, side.basis_KC, to_RC)

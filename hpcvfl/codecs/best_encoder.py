@@ -300,8 +300,10 @@ class Encoder:
         rans.fit_prices(self.model.table_XE, self.model.low_K, _PRICE, self.prices)
 
     def _arrays(self, N: int) -> dict[str, Any]:
-        """Scratch for a block of N values; raw_B is zero."""
-        if "u_N" not in self._room or len(self._room["u_N"]) != N:
+        """Scratch for a block of N values; raw_B is zero. Made once: new memory costs a fault for
+        each page of it.
+        """
+        if len(self._room.get("u_N", ())) < N:
             self._room = {
                 "raw_B": np.zeros(8 * N + 64, np.uint8),
                 "u_N": np.empty(N, np.float32),
@@ -316,7 +318,8 @@ class Encoder:
                 "plot_L": np.empty(LANES, np.int64),
                 "state_S": np.empty(4, np.uint32),
             }
-        return self._room
+        cut = {name: self._room[name][:N] for name in ("u_N", "path_N", "k_N", "op_N")}
+        return self._room | cut
 
 
 class _Bracket:
