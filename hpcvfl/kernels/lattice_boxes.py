@@ -1,8 +1,8 @@
 """Nearest codeword of a book of two plain boxes (A2, D4), and the codeword of an index.
 
 In each box a coordinate is rounded and clipped on its own. Which box is nearer is decided by the
-difference of the squared distances, (e1 - e0) * (e1 + e0) summed over the coordinates: it is exact
-where the distances themselves, of a point far out, are equal in float32.
+difference of the squared distances, (e1 - e0) * (e1 + e0) summed over the coordinates: it is good
+where the distances themselves are equal in float32. Farther out than FAR_OUT see lattice_far.py.
 
 The kernels also fetch the values of the next block (x_N or out_N from `ahead` on), a few lines at a
 time between parts of the work.

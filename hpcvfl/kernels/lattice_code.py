@@ -1,10 +1,12 @@
 """Lattice codes: scale, find the nearest codeword of a book and pack its index, and back.
 
-    encode   y    = clip((x - lo) * inv_step, -FAR_OUT, FAR_OUT)     lo, step: of the column
+    encode   y    = (x - lo) * inv_step     lo, step: of the column
              code = index of the codeword nearest to a group of `dim` values y
     decode   x    = lo + y * step, y the codeword
 
-in float32, one rounding per operation. Groups are consecutive values, row by row; the last one is
+in float32, one rounding per operation. For groups with all |y| <= FAR_OUT distances are compared in
+float32: the codeword sent is the nearest, or its squared distance is larger by no more than 2**-19
+of itself and 2**-19 of a step. For all others lattice_far.py finds the nearest one exactly. Groups are consecutive values, row by row; the last one is
 filled up with y = 0. Eight values are one word of 8 * bits bits: 4 codes of A2, 2 of D4, one of E8,
 lowest bits first, and the payload is these words, cut to whole bytes behind the last group.
 
@@ -28,10 +30,7 @@ from hpcvfl.kernels.compiling import (
 )
 from hpcvfl.kernels.lattice_book import Book
 from hpcvfl.kernels.lattice_boxes import boxes_2, boxes_4, points_2, points_4
-
-FAR_OUT = 2.0**20
-"""Steps from the centre at which a coordinate is cut off, so that float32 still tells its codewords
-apart; no book reaches further than 2**9."""
+from hpcvfl.kernels.lattice_far import FAR_OUT, correct_far
 
 _LOW, _HIGH = np.float32(-FAR_OUT), np.float32(FAR_OUT)
 
@@ -144,11 +143,15 @@ def _word_reader(dim: int, bits: int) -> Any:
 
 @helper
 def _scale(x_N, at, n, lo_T, inv_step_T, column, y_K):  # type: ignore[no-untyped-def]
-    """n values from `at` on to y; the first one is of column `column`."""
+    """n values from `at` on to y; the first one is of column `column`. Whether any is far out."""
     wide()
+    far = np.uint32(0)
     for i in range(np.uint64(n)):
         y = (x_N[at + i] - lo_T[column + i]) * inv_step_T[column + i]
-        y_K[i] = min(max(y, _LOW), _HIGH)
+        cut = min(max(y, _LOW), _HIGH)
+        far = np.uint32(far | np.uint32(cut != y))
+        y_K[i] = cut
+    return far != np.uint32(0)
 
 
 @helper
@@ -166,11 +169,11 @@ def encoder(book: Book) -> Any:
     quantise, write = _QUANTISERS[dim](book), _word_writer(dim, bits)
 
     @kernel
-    def encode(x_N, C, lo_T, inv_step_T, y_K, codes_G, words_W, room, out_B):  # type: ignore[no-untyped-def]
+    def encode(x_N, C, lo_T, inv_step_T, y_K, codes_G, words_W, room, far_J, out_B):  # type: ignore[no-untyped-def]
         N = x_N.shape[0]
         for start in range(0, N, BLOCK):
             n, at = min(BLOCK, N - start), np.uint64(start)
-            _scale(x_N, at, n, lo_T, inv_step_T, np.uint64(start % C), y_K)
+            far_J[start // BLOCK] = _scale(x_N, at, n, lo_T, inv_step_T, np.uint64(start % C), y_K)
             y_K[n : n + 7] = 0
             quantise(y_K, (n + dim - 1) // dim, codes_G, room, x_N, at + np.uint64(BLOCK))
             write(words_W, n, out_B, np.uint64(start * bits // 8))
@@ -216,7 +219,10 @@ def encode_lattice(
     inv_step_C : float32, shape (C,)   1 / unit of length, 0 if all values of a column are equal
     out_B      : uint8, shape (code_nbytes(N, book.dim, book.bits),)   overwritten
     """
-    encoder(book)(x_N, *_columns(lo_C, inv_step_C), *scratch(book.dim), out_B)
+    columns, far_J = _columns(lo_C, inv_step_C), np.zeros(-(-len(x_N) // BLOCK), np.bool_)
+    encoder(book)(x_N, *columns, *scratch(book.dim), far_J, out_B)
+    if far_J.any():
+        correct_far(x_N, far_J, columns, book, out_B)
 
 
 def decode_lattice(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 
@@ -58,6 +59,24 @@ def nearest(points: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(index, squared distance) of the point nearest to each row of `x`, by looking at all."""
     squares = np.array([((points - row) ** 2).sum(axis=1) for row in np.asarray(x, float)])
     return squares.argmin(axis=1), squares.min(axis=1)
+
+
+def exact_squares(sides, first, root3: bool, parity: bool):
+    """Function of a float32 point: its squared distances to all codewords, in whole numbers.
+
+    root3 : the second coordinate of codewords is a multiple of sqrt(3), here with 260 bits
+    Units are 2**-200 of a step, squared; float32 and multiples of 2**-12 are whole numbers of them.
+    """
+    points = book_points(sides, first, [1.0] * len(sides[0]), parity)
+    whole_PD = np.vectorize(lambda v: int(v * 4096) << 188, otypes=[object])(points)
+    if root3:
+        whole_PD[:, 1] = whole_PD[:, 1] * math.isqrt(3 << 520) // (1 << 260)
+
+    def squares(x_D):
+        row = np.array([int(Fraction(float(v)) * (1 << 200)) for v in x_D], object)
+        return ((whole_PD - row) ** 2).sum(axis=1)
+
+    return squares
 
 
 def square_to_book(x: np.ndarray, sides, first, spacing, parity: bool) -> np.ndarray:

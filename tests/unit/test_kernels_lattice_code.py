@@ -7,11 +7,12 @@ import pytest
 from support import naive, naive_lattice
 
 from hpcvfl.kernels import lattice_code as kernels
+from hpcvfl.kernels import lattice_far
 from hpcvfl.kernels.compiling import FAR
 from hpcvfl.kernels.lattice_book import DIMS, book
 
 SIZES = (0, 1, 7, 8, 9, 2049)
-FACTORIES = ("encoder", "decoder")
+FACTORIES = ((kernels, "encoder"), (kernels, "decoder"), (lattice_far, "corrector"))
 SMALL = [(2, 1), (2, 2), (2, 3), (2, 4), (4, 1), (4, 2), (4, 3), (8, 1)]
 """(dim, bits) of books whose points can all be looked at."""
 LARGE = [(2, 5), (2, 8), (4, 5), (4, 8), (8, 3), (8, 8)]
@@ -24,9 +25,9 @@ SCALAR_DB = (4.40, 9.25, 14.27, 19.38, 24.57, 29.83, 35.13, 40.34)
 def mode(request, monkeypatch):
     """Run the public functions on compiled kernels, then on the Python they were written in."""
     if request.param == "python":
-        for name in FACTORIES:
-            made = getattr(kernels, name)
-            monkeypatch.setattr(kernels, name, lambda b, made=made: naive.plain(made(b)))
+        for module, name in FACTORIES:
+            made = getattr(module, name)
+            monkeypatch.setattr(module, name, lambda b, made=made: naive.plain(made(b)))
     with np.errstate(over="ignore"):
         yield request.param
 
@@ -195,9 +196,9 @@ class TestCodes:
         lo, step = [0.1, -2, 7], [1.1, 0.9, 1.7]
         got_B = encode(values(n, b), b, lo, step)
         got_N = decode(got_B, n, b, lo, step)
-        for name in FACTORIES:
-            made = getattr(kernels, name)
-            monkeypatch.setattr(kernels, name, lambda b, made=made: naive.plain(made(b)))
+        for module, name in FACTORIES:
+            made = getattr(module, name)
+            monkeypatch.setattr(module, name, lambda b, made=made: naive.plain(made(b)))
         np.testing.assert_array_equal(encode(values(n, b), b, lo, step), got_B)
         np.testing.assert_array_equal(decode(got_B, n, b, lo, step), got_N)
 
@@ -213,6 +214,66 @@ class TestCodes:
         np.testing.assert_array_equal(
             decode(encode(x_N, b), n, b), decode(encode(full_N, b), full_N.size, b)[:n]
         )
+
+
+def far_groups(dim, groups, seed=0):
+    """Groups with a coordinate beyond FAR_OUT: of one size, of all sizes, of equal magnitudes, and
+    with coordinates among the codewords; up to 1e30 and more.
+    """
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(groups, dim))
+    alike, unlike, equal, single = (slice(k, None, 4) for k in range(4))
+    x[alike] *= 10.0 ** rng.uniform(3.5, 30, x[alike].shape[0])[:, None]
+    x[unlike] *= 10.0 ** rng.uniform(-30, 30, x[unlike].shape)
+    x[equal] = np.sign(x[equal]) * 10.0 ** rng.uniform(3.5, 38, x[equal].shape[0])[:, None]
+    x[single, rng.integers(dim)] = -(10.0 ** rng.uniform(3.5, 30))
+    x[:, -1] = np.where(np.abs(x).max(axis=1) > lattice_far.FAR_OUT, x[:, -1], 1e6)
+    return x.astype(np.float32)
+
+
+class TestFarOut:
+    @pytest.mark.parametrize(("dim", "bits"), [*SMALL, (2, 6)])
+    def test_the_codeword_is_the_nearest_in_exact_arithmetic(self, mode, dim, bits):
+        b = book(dim, bits, "gauss")
+        groups = 800 if mode == "compiled" and sum(b.counts) < 300 else 80
+        x_GD = far_groups(dim, groups)
+        squares = naive_lattice.exact_squares(b.sides, b.first, dim == 2, b.parity)
+        sent = indices_in(encode(x_GD.ravel(), b), x_GD.size, b)
+        for row, index in zip(x_GD, sent, strict=True):
+            square = squares(row)
+            assert square[index] == square.min()
+
+    @pytest.mark.parametrize(("dim", "bits"), LARGE)
+    def test_codes_of_large_books_differ_only_in_the_groups_that_are_far(self, dim, bits):
+        b = book(dim, bits, "gauss")
+        near_GD = values(300 * dim, b).reshape(-1, dim).clip(-1000, 1000)
+        x_GD = near_GD.copy()
+        x_GD[::5] = far_groups(dim, 60)
+        near, mixed = (indices_in(encode(x.ravel(), b), x.size, b) for x in (near_GD, x_GD))
+        assert [m for g, m in enumerate(mixed) if g % 5] == [n for g, n in enumerate(near) if g % 5]
+        y_GD = decode(encode(x_GD.ravel(), b), x_GD.size, b).reshape(-1, dim).astype(float)
+        x_GD = x_GD.astype(float)
+        due = naive_lattice.square_to_book(x_GD, b.sides, b.first, b.spacing, b.parity)
+        np.testing.assert_allclose(((x_GD - y_GD) ** 2).sum(axis=1), due, rtol=1e-6, atol=1e-4)
+
+    @pytest.mark.parametrize(("dim", "bits"), SMALL)
+    def test_up_to_the_limit_a_codeword_is_the_nearest_but_for_rounding(self, dim, bits):
+        b = book(dim, bits, "gauss")
+        rng = np.random.default_rng(bits)
+        x_GD = rng.uniform(-lattice_far.FAR_OUT, lattice_far.FAR_OUT, (600, dim))
+        x_GD[::2, 1:] = rng.normal(size=(300, dim - 1))
+        x_GD, points = x_GD.astype(np.float32), points_of(b)
+        sent = points[indices_in(encode(x_GD.ravel(), b), x_GD.size, b)]
+        _, due = naive_lattice.nearest(points, x_GD)
+        square = ((x_GD.astype(float) - sent) ** 2).sum(axis=1)
+        assert (square <= due * (1 + 2**-19) + 2**-19).all()
+
+    def test_values_whose_steps_overflow_float32_go_to_the_edge(self, mode):
+        b = book(4, 2, "gauss")
+        x_N = np.array([3.4e38, -3.4e38, 1e38, -1e38], np.float32)
+        y_N = decode(encode(x_N, b, 0, 1e6), 4, b)
+        assert (np.sign(y_N) == np.sign(x_N)).all()
+        assert (np.abs(y_N) >= 0.5).all()
 
 
 class TestColumns:
