@@ -1,7 +1,7 @@
 """`lattice`: groups of 2, 4 or 8 values to the nearest codeword of a bounded lattice codebook.
 
-C-VFL's vector compressor (arXiv 2206.08330), with three repairs to its published code, which
-`lattice-paper` follows to the letter: the codebook is bounded, so that a group of `dim` values
+C-VFL's vector compressor (arXiv 2206.08330), with three repairs to its published code, whose maths
+`lattice-paper` keeps: the codebook is bounded, so that a group of `dim` values
 costs dim * bits bits and no more; a value outside goes to the codeword that is really the nearest;
 and centre and step are fitted to the data and sent along.
 """

@@ -1,4 +1,4 @@
-"""`lattice-paper`: C-VFL's vector compressor as its published code computes it, honestly charged.
+"""`lattice-paper`: the published maths of C-VFL's vector compressor, honestly charged.
 
 The published code (github.com/timcast725/C-VFL, quant.py) divides by the largest value, adds a
 dither from a square, replaces each pair of columns by the nearest point of a hexagonal lattice of
@@ -7,9 +7,11 @@ plane, yet it is charged `bits` bits a value. Here the points that values in [-1
 maximum can meet are numbered, which takes 7, 8 and 10 bits a pair, and pairs farther out are
 listed.
 
-Two differences, both where the published code breaks down: the scale is the smallest value if no
-value is positive (it divides by the largest one, however small it is), and the dither comes
-from a keyed generator that the receiver has too.
+Lattice, scale and dither are the published ones, with three differences: the scale is the smallest
+value if no value is positive (the published code divides by the largest one, however small it
+is); the dither comes from a keyed generator that the receiver has too; and a message with more
+pairs outside the numbered points than its list has room for is refused with a ConfigError, since
+a payload has a size that is known beforehand.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class LatticePaperCodec(Codec):
     bits    : 2, 3 or 4, the name of the lattice; a pair costs 7, 8 or 10 bits and its share of the
               list
     escapes : percent of the pairs that the list has room for, and 16 at least (or all, if there are
-              fewer)
+              fewer). Rows of normal values needed 5 entries of 800 pairs at most, but those whose largest
+              value is small beside the lowest (1.5 minus a gamma variable) need up to 100 percent.
     Payload: scale (float32), number of escapes (uint32), the list (uint32 pair, int16 i, int16 j;
     unused entries 0), then the low 8 bits of the codes, then the others.
     """
@@ -180,19 +183,20 @@ class LatticePaperCodec(Codec):
     def _check_room(
         self, found: int, beyond: int, room: int, pairs: int, low: float, high: float
     ) -> None:
-        """Raise NonFiniteError if a point has no place in the payload."""
+        """Raise ConfigError if a point has no place in the payload."""
         span = f"values from {low:.4g} to {high:.4g}, divided by the largest"
         if beyond:
-            raise NonFiniteError(
-                f"{self.spec}: {beyond} pairs of {pairs} are more than {lattice_paper.FARTHEST} "
-                f"half steps from 0 ({span}); use lattice:dim=2,bits={self.bits}"
+            raise ConfigError(
+                f"codec {self.spec}: {beyond} pairs of {pairs} are more than "
+                f"{lattice_paper.FARTHEST} half steps from 0 ({span}), no list holds them; use "
+                f"lattice:dim=2,bits={self.bits}"
             )
         if found > room:
             due = -(-100 * found // pairs)
-            raise NonFiniteError(
-                f"{self.spec}: {found} pairs of {pairs} have no number ({span}), the list has room "
-                f"for {room}; raise escapes (percent of the pairs) to {due} or more, or use "
-                f"lattice:dim=2,bits={self.bits}"
+            raise ConfigError(
+                f"codec {self.spec}: {found} pairs of {pairs} have no number ({span}), due: at "
+                f"most {room}, the room of the list; raise escapes (percent of the pairs) from "
+                f"{self.escapes} to {due} or more, or use lattice:dim=2,bits={self.bits}"
             )
 
     def _is_finite(self, scale: float, escapes_E: Any) -> bool:

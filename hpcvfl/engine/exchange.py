@@ -13,7 +13,7 @@ from hpcvfl import seeds
 from hpcvfl.codecs.base import Array, Bytes, Codec, Message
 from hpcvfl.codecs.frame import HEADER_NBYTES, Header, read_header, rows_hash, write_header
 from hpcvfl.codecs.stream import Stream
-from hpcvfl.errors import NonFiniteError, WireError
+from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.transport.base import Slots, Transport
 
 RAW_ITEMSIZE = 4
@@ -97,8 +97,8 @@ class Exchange:
         key = self.dither_key(round_index, rank)
         try:
             error, energy = stream.encode(message, key, frame_B[HEADER_NBYTES:], rows_N, score_C)
-        except NonFiniteError as refused:
-            raise NonFiniteError(f"block {rank}, round {round_index}: {refused}") from None
+        except (NonFiniteError, ConfigError) as refused:
+            raise type(refused)(f"block {rank}, round {round_index}: {refused}") from None
         due = self._due(rank, round_index, rows_hash(rows_N), layouts_R[rank])
         header = due._replace(
             tau=tau,

@@ -6,9 +6,11 @@
 
 in float32, one rounding per operation. For groups with all |y| <= FAR_OUT distances are compared in
 float32: the codeword sent is the nearest, or its squared distance is larger by no more than 2**-19
-of itself and 2**-19 of a step. For all others lattice_far.py finds the nearest one exactly. Groups are consecutive values, row by row; the last one is
-filled up with y = 0. Eight values are one word of 8 * bits bits: 4 codes of A2, 2 of D4, one of E8,
-lowest bits first, and the payload is these words, cut to whole bytes behind the last group.
+of itself and 2**-19 of a step. For all others lattice_far.py finds the nearest one exactly.
+
+Groups are consecutive values, row by row; the last one is filled up with y = 0. Eight values are
+one word of 8 * bits bits: 4 codes of A2, 2 of D4, one of E8, lowest bits first, and the payload is
+these words, cut to whole bytes behind the last group.
 
 Legend: N values, C columns, T columns over and over, K values and G groups of a block, W words, B
 bytes.

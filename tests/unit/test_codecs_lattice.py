@@ -197,17 +197,26 @@ class TestLatticePaper:
     def test_too_many_pairs_without_a_number_name_the_option(self):
         x = np.full((100, 4), -5, np.float32)
         x[0] = 1
-        with pytest.raises(NonFiniteError, match=r"198 pairs of 200 .* raise escapes .* to 99"):
+        with pytest.raises(ConfigError, match=r"198 pairs of 200 .* at most 16.* from 1 to 99"):
             encoded("lattice-paper:bits=2", x)
         assert np.abs(round_trip("lattice-paper:bits=2,escapes=99", x) - x).max() < GAP[2]
 
     def test_a_tiny_maximum_among_large_values_is_refused_in_words(self):
         x = np.array([[1e-9, -1.0]], np.float32)
-        with pytest.raises(NonFiniteError, match=r"half steps from 0.*use lattice:dim=2,bits=3"):
+        with pytest.raises(ConfigError, match=r"half steps from 0.*use lattice:dim=2,bits=3"):
             encoded("lattice-paper:bits=3", x)
         x[0, 0] = 1e-45
-        with pytest.raises(NonFiniteError, match="half steps from 0"):
+        with pytest.raises(ConfigError, match="half steps from 0"):
             encoded("lattice-paper:bits=3", x)
+
+    @pytest.mark.parametrize("bits", [2, 3, 4])
+    @pytest.mark.parametrize("rows", [100, 1000])
+    def test_the_list_has_room_to_spare_for_normalised_rows(self, bits, rows):
+        for seed in range(20):
+            x = normal((rows, 16), seed)
+            x = (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)
+            (found,) = struct.unpack_from("<I", encoded(f"lattice-paper:bits={bits}", x), 4)
+            assert found <= 8
 
     @pytest.mark.parametrize("high", [-1e-3, 0.0])
     def test_without_a_positive_value_the_smallest_is_the_scale(self, high):
