@@ -18,6 +18,7 @@ import numpy as np
 
 from hpcvfl.codecs import best_side
 from hpcvfl.codecs.base import Bytes
+from hpcvfl.codecs.best_prices import prices_of
 from hpcvfl.codecs.best_side import HALVES, LARGEST_CODE, ROTATED, TRELLIS, Stats, step_of
 from hpcvfl.kernels import golomb, lanes, rans, trellis
 from hpcvfl.kernels.counts import HALF_PRIORS, PRIORS, Model
@@ -291,13 +292,12 @@ class Encoder:
             self.y_RK = (self.x_RC - side.mean_C) @ best_side.to_axes(side.basis_KC)
             self.column_K, self.centre_K = np.arange(K), np.zeros(K, np.float32)
         if self.prices is None or len(self.prices) != trellis.PRICES * K:
-            self.prices = np.empty(trellis.PRICES * K, np.float32)
             self._learn()
         return True
 
     def _learn(self) -> None:
         """Prices of bits as the model has them now."""
-        rans.fit_prices(self.model.table_XE, self.model.low_K, _PRICE, self.prices)
+        self.prices = prices_of(self.model.table_XE, self.model.low_K, _PRICE)
 
     def _arrays(self, N: int) -> dict[str, Any]:
         """Scratch for a block of N values; raw_B is zero. Made once: new memory costs a fault for

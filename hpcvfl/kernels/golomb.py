@@ -13,11 +13,12 @@ import numpy as np
 from hpcvfl.kernels.compiling import helper, kernel
 
 _U = np.uint64
+_ONE = np.int64(1)  # a bare 1 would be a type of its own, and compiled apart
 
 
 @helper
 def put_bits(raw_B, at, value, n):  # type: ignore[no-untyped-def]
-    """Write the low n <= 32 bits of `value` at bit `at` of bytes that are 0 from there on."""
+    """Write the low n <= 62 bits of `value` at bit `at` of bytes that are 0 from there on."""
     while n > 0:
         shift = at & 7
         raw_B[_U(at >> 3)] |= np.uint8(((value & ((1 << n) - 1)) << shift) & 255)
@@ -44,20 +45,23 @@ def get_bits(raw_B, at, n):  # type: ignore[no-untyped-def]
 
 @kernel
 def put_number(raw_B, at, value, order):  # type: ignore[no-untyped-def]
-    """Write value >= 0 in the exponential Golomb code of `order`; returns the bit after it."""
+    """Write value >= 0 in the exponential Golomb code of `order`; returns the bit after it.
+
+    value < 2**31 - 2**order
+    """
     value += 1 << order
     n = 0
     while value >> (n + 1):
         n += 1
-    at = put_bits(raw_B, at, 1 << (n - order), n - order + 1)  # n - order zeros, a one
-    return put_bits(raw_B, at, value, n)
+    places = value & ((1 << n) - 1)
+    return put_bits(raw_B, at, (1 | places << 1) << (n - order), 2 * n - order + 1)
 
 
 @kernel
 def get_number(raw_B, at, order):  # type: ignore[no-untyped-def]
     """(value, the bit after it) of an exponential Golomb code; at most 2**31, whatever is there."""
     zeros = 0
-    while zeros + order < 30 and at < 8 * raw_B.shape[0] and not get_bits(raw_B, at, 1):
+    while zeros + order < 30 and at < 8 * raw_B.shape[0] and not get_bits(raw_B, at, _ONE):
         zeros += 1
         at += 1
     n = zeros + order

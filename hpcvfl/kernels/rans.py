@@ -10,8 +10,6 @@ Legend: N values of a block, L lanes, K columns, B bytes, W words, S states, X a
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -32,13 +30,14 @@ from hpcvfl.kernels.counts import (
     tick,
 )
 from hpcvfl.kernels.golomb import get_bits, get_number, put_bits, put_number
-from hpcvfl.kernels.trellis import LANES, PRICES, level, next_state
+from hpcvfl.kernels.trellis import LANES, level, next_state
 
 LARGEST = 1 << 22
 """No index is decoded beyond this."""
 
 _LOWEST = 1 << 16  # of a state between two symbols
 _I, _U, _W = np.int32, np.uint64, np.uint32
+_ONE, _TWO = np.int64(1), np.int64(2)  # a bare 1 would be a type of its own, and compiled apart
 
 
 @kernel
@@ -84,8 +83,8 @@ def model_block(k_N, path_N, num_rows, model, plot_L, op_N, raw_B, raw_at):  # t
                 if low > 0:
                     raw_at = put_bits(raw_B, raw_at, np.int64(k), low)
                 if symbol == _U(ESCAPE):
-                    raw_at = put_bits(raw_B, raw_at, np.int64(e < 0), 1)
-                    raw_at = put_number(raw_B, raw_at, np.int64(abs(e) - ZERO), 2)
+                    raw_at = put_bits(raw_B, raw_at, np.int64(e < 0), _ONE)
+                    raw_at = put_number(raw_B, raw_at, np.int64(abs(e) - ZERO), _TWO)
             for i in range(lanes, LANES):
                 op_N[_U(at + i)] = _W(0)
         if tick(clock_2):
@@ -235,8 +234,8 @@ def decode_block(  # type: ignore[no-untyped-def]
                     raw_at += low
                     e = np.int64(k)
                     if symbol == _U(ESCAPE):
-                        sign = get_bits(payload_B, raw_at, 1)
-                        e, raw_at = get_number(payload_B, raw_at + 1, 2)
+                        sign = get_bits(payload_B, raw_at, _ONE)
+                        e, raw_at = get_number(payload_B, raw_at + 1, _TWO)
                         e = min(e + ZERO, (LARGEST >> low) - 1)
                         e = -e if sign else e
                     k = _I((e << low) | rest)
@@ -254,43 +253,3 @@ def decode_block(  # type: ignore[no-untyped-def]
         if tick(clock_2):
             make_coarse(count_X16, prior_X16, table_XE)
     return word_at, raw_at
-
-
-@kernel
-def fit_prices(table_XE, low_K, factor, price_8K):  # type: ignore[no-untyped-def]
-    """Prices for find_path from tables: least squares over the symbols, weighted by frequency.
-
-    factor   : price of a bit, in squared steps
-    price_8K : float32, shape (PRICES * K,), overwritten
-    A parabola that bends down would make the farthest index the cheapest; it becomes a line.
-    """
-    for x in range(table_XE.shape[0]):
-        low = low_K[x // 2]
-        s0 = s1 = s2 = s3 = s4 = v0 = v1 = v2 = zero = 0.0
-        for i in range(1, NUM_SYMBOLS):
-            share = np.float64(table_XE[x, i + 1]) - np.float64(table_XE[x, i])
-            bits = PLACES - math.log2(share) + low
-            if i == ZERO and low == 0:
-                zero = bits
-                continue
-            m = abs((i - ZERO) * 2.0**low + (2.0**low - 1) / 2)
-            s0 += share
-            s1 += share * m
-            s2 += share * m * m
-            s3 += share * m * m * m
-            s4 += share * m * m * m * m
-            v0 += share * bits
-            v1 += share * bits * m
-            v2 += share * bits * m * m
-        a, b, c = s2 - s1 * s1 / s0, s3 - s1 * s2 / s0, s4 - s2 * s2 / s0
-        w1, w2 = v1 - v0 * s1 / s0, v2 - v0 * s2 / s0
-        bend = max(0.0, (w2 - w1 * b / a) / (c - b * b / a))
-        slope = (w1 - bend * b) / a
-        base = (v0 - slope * s1 - bend * s2) / s0
-        if slope < 0 and bend == 0:
-            slope, base = 0.0, v0 / s0
-        price_8K[4 * x] = factor * (zero if low == 0 else base)
-        price_8K[4 * x + 1] = factor * base
-        price_8K[4 * x + 2] = factor * slope
-        price_8K[4 * x + 3] = factor * bend
-    return PRICES * low_K.shape[0]

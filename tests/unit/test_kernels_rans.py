@@ -7,6 +7,7 @@ import pytest
 from support import naive_rans
 from support.naive import plain
 
+from hpcvfl.codecs.best_prices import prices_of
 from hpcvfl.kernels import counts, golomb, rans
 from hpcvfl.kernels.counts import PRIORS, TOTAL, Model
 from hpcvfl.kernels.trellis import LANES
@@ -189,8 +190,7 @@ def test_prices_are_the_bits_of_a_table():
     share = np.maximum(np.rint(TOTAL * 2.0**-bits), 1)
     table_XE = np.zeros((2, counts.WIDTH), np.uint16)
     table_XE[:, 1:17] = np.cumsum(share)
-    price_8K = np.zeros(8, np.float32)
-    rans.fit_prices(table_XE, np.zeros(1, np.int32), 0.5, price_8K)
+    price_8K = prices_of(table_XE, np.zeros(1, np.int32), 0.5)
     assert price_8K[:4] == pytest.approx([1, 1, 0.25, 0.05], abs=0.01)
     assert (price_8K[4:] == price_8K[:4]).all()
 
@@ -198,8 +198,7 @@ def test_prices_are_the_bits_of_a_table():
 def test_prices_never_bend_down():
     for klass in range(counts.NUM_CLASSES):
         model = Model.start(np.array([klass]), False)
-        price_8K = np.zeros(8, np.float32)
-        rans.fit_prices(model.table_XE, model.low_K, 1.0, price_8K)
+        price_8K = prices_of(model.table_XE, model.low_K, 1.0)
         assert np.isfinite(price_8K).all()
         assert price_8K[[2, 3, 6, 7]].min() >= 0
         assert math.isclose(model.low_K[0], max(0, (klass - 6) // 2))
