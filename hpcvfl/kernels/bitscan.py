@@ -8,14 +8,24 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 
-@intrinsic
-def _trailing_zeros(context, word):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        zeros = builder.cttz(args[0], context.get_constant(types.boolean, False))
-        wide = context.get_value_type(types.int64)
-        return zeros if zeros.type == wide else builder.zext(zeros, wide)
+def _zeros_intrinsic(instruction: str) -> Any:
+    """Zeros behind the lowest set bit ("cttz") or before the highest one ("ctlz")."""
 
-    return types.int64(word), codegen
+    @intrinsic
+    def count_zeros(context, word):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            zeros = getattr(builder, instruction)(
+                args[0], context.get_constant(types.boolean, False)
+            )
+            wide = context.get_value_type(types.int64)
+            return zeros if zeros.type == wide else builder.zext(zeros, wide)
+
+        return types.int64(word), codegen
+
+    return count_zeros
+
+
+_trailing_zeros, _leading_zeros = _zeros_intrinsic("cttz"), _zeros_intrinsic("ctlz")
 
 
 def lowest_one(word: Any) -> int:
@@ -25,17 +35,7 @@ def lowest_one(word: Any) -> int:
 
 @overload(lowest_one, inline="always")
 def _lowest_one(word):  # type: ignore[no-untyped-def]
-    return lambda word: _trailing_zeros(word)  # type: ignore[call-arg]
-
-
-@intrinsic
-def _leading_zeros(context, word):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        zeros = builder.ctlz(args[0], context.get_constant(types.boolean, False))
-        wide = context.get_value_type(types.int64)
-        return zeros if zeros.type == wide else builder.zext(zeros, wide)
-
-    return types.int64(word), codegen
+    return lambda word: _trailing_zeros(word)
 
 
 def highest_one(word: Any) -> int:
@@ -46,4 +46,4 @@ def highest_one(word: Any) -> int:
 @overload(highest_one, inline="always")
 def _highest_one(word):  # type: ignore[no-untyped-def]
     last = word.bitwidth - 1
-    return lambda word: last - _leading_zeros(word)  # type: ignore[call-arg]
+    return lambda word: last - _leading_zeros(word)
