@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcvfl.codecs import ranges
 from hpcvfl.codecs.base import (
     Array,
     Bytes,
@@ -78,27 +79,14 @@ class LatticeCodec(Codec):
                 )
         dim = choice(cls.name, "dim", options["dim"], [str(d) for d in DIMS])
         bits = choice(cls.name, "bits", options["bits"], [str(b) for b in range(1, 9)])
-        kind, *ends = options.get("range", "gauss").split(":")
-        choice(cls.name, "range", kind, ("gauss", "minmax", "fixed"))
-        scope = choice(cls.name, "scope", options.get("scope", "message"), ("message", "column"))
-        fixed = _fixed_range(options["range"], ends) if kind == "fixed" else None
-        if fixed and scope == "column":
-            raise ConfigError("codec lattice: scope = 'column' has no meaning with a fixed range")
-        if ends and not fixed:
-            raise ConfigError(
-                f"codec lattice: range = {options['range']!r}; {kind} takes no numbers"
-            )
+        kind, scope, fixed = ranges.range_options(cls.name, options, ("gauss", "minmax", "fixed"))
         return cls(int(dim), int(bits), kind, scope, fixed)
 
     @property
     def spec(self) -> str:
         """Options at their defaults left out."""
         text = f"lattice:dim={self.dim},bits={self.bits}"
-        if self.fixed:
-            text += f",range=fixed:{self.fixed[0]!r}:{self.fixed[1]!r}"
-        elif self.kind != "gauss":
-            text += f",range={self.kind}"
-        return text if self.scope == "message" else f"{text},scope={self.scope}"
+        return text + ranges.range_spec(self.kind, self.scope, self.fixed, "gauss")
 
     @property
     def book(self) -> Book:
@@ -108,7 +96,7 @@ class LatticeCodec(Codec):
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Two float32 a range, and the indices."""
         codes = lattice_code.code_nbytes(math.prod(shape), self.dim, self.bits)
-        return 8 * self._num_ranges(shape) + codes
+        return 8 * ranges.num_ranges(shape, self.scope, self.fixed) + codes
 
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """Two passes over the tensor: scan, then quantise and pack."""
@@ -116,29 +104,24 @@ class LatticeCodec(Codec):
             return
         # The kernels are float32; a float64 tensor is rounded first (2**-24, far below one step).
         x_N = x.reshape(-1).astype(np.float32, copy=False)
-        num_ranges = self._num_ranges(x.shape)
+        num_ranges = ranges.num_ranges(x.shape, self.scope, self.fixed)
         side_2G = self._scanned(x_N.reshape(-1, num_ranges or 1))
         out_B[: num_ranges * 8] = side_2G.reshape(-1).view(np.uint8)[: num_ranges * 8]
-        # A step below the normal floats has no finite inverse: all values are the centre.
-        inverse_G = np.zeros_like(side_2G[1])
-        np.divide(1, side_2G[1], out=inverse_G, where=side_2G[1] >= _SMALLEST_STEP)
+        inverse_G = ranges.inverses(side_2G[1])
         lattice_code.encode_lattice(x_N, side_2G[0], inverse_G, self.book, out_B[num_ranges * 8 :])
 
     def decode(self, payload_B: Bytes, key: int, out: Array) -> None:
         """One pass: unpack, look up the codewords, scale."""
         if out.size == 0:
             return
-        num_ranges = self._num_ranges(out.shape)
+        num_ranges = ranges.num_ranges(out.shape, self.scope, self.fixed)
         side_2G = (
             self._fixed_side(self.fixed)
             if self.fixed
             else payload_B[: num_ranges * 8].copy().view(np.float32).reshape(2, -1)
         )
-        # NaN fails every comparison, so it is refused here too.
-        if not (side_2G[1].min() >= 0 and self._spans(side_2G)):
-            raise WireError(
-                "a range in the payload is negative or not finite; the payload is corrupt"
-            )
+        if not ranges.is_sound(side_2G[0], side_2G[1], self._reach):
+            raise WireError(ranges.BAD_SIDE)
         to = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
         lattice_code.decode_lattice(
             payload_B[num_ranges * 8 :], side_2G[0], side_2G[1], self.book, to.reshape(-1)
@@ -146,16 +129,10 @@ class LatticeCodec(Codec):
         if to is not out:
             out[...] = to
 
-    def _num_ranges(self, shape: tuple[int, ...]) -> int:
-        """Ranges that are sent along: none if fixed, one a column if asked for, else one."""
-        if self.fixed or 0 in shape:
-            return 0
-        return shape[-1] if self.scope == "column" and len(shape) > 1 else 1
-
-    def _spans(self, side_2G: Array) -> bool:
-        """Whether the steps and every codeword are finite in float32."""
-        lo, step = np.abs(side_2G).max(axis=1).tolist()
-        return lo + step * max(self.book.reach, 1) < FLOAT32_MAX
+    @property
+    def _reach(self) -> float:
+        """Steps that must be finite: up to the outermost codeword, and the step itself."""
+        return max(self.book.reach, 1)
 
     def _fixed_side(self, ends: tuple[float, float]) -> Array:
         """Centre and step of the fixed range, as if they had been sent."""
@@ -179,22 +156,6 @@ class LatticeCodec(Codec):
             side_2G = np.stack([first_G, self.book.step * second_G])
         else:
             side_2G = np.stack([(first_G + second_G) / 2, self.book.step * (second_G - first_G)])
-        if not self._spans(side_2G):
-            raise NonFiniteError("the range of a message overflows float32")
+        if not ranges.spans(side_2G[0], side_2G[1], self._reach):
+            raise NonFiniteError(ranges.TOO_WIDE)
         return side_2G.astype(np.float32)
-
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-_SMALLEST_STEP = 2.0**-125
-
-
-def _fixed_range(text: str, ends: list[str]) -> tuple[float, float]:
-    try:
-        lo, hi = (float(end) for end in ends)
-    except ValueError:
-        lo, hi = np.nan, np.nan
-    if not (np.isfinite([lo, hi]).all() and lo < hi and abs(lo) < 1e30 and abs(hi) < 1e30):
-        raise ConfigError(
-            f"codec lattice: range = {text!r}; due: fixed:lo:hi with lo < hi, e.g. fixed:-1:1"
-        )
-    return lo, hi

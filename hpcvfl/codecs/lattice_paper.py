@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from hpcvfl.codecs.base import Array, Bytes, Codec, check_status, choice, known_options
+from hpcvfl.codecs.ranges import FLOAT32_MAX, TOO_WIDE
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.kernels import bits as bit_kernels
 from hpcvfl.kernels import lattice_paper, scan
@@ -40,8 +41,9 @@ class LatticePaperCodec(Codec):
     bits    : 2, 3 or 4, the name of the lattice; a pair costs 7, 8 or 10 bits and its share of the
               list
     escapes : percent of the pairs that the list has room for, and 16 at least (or all, if there are
-              fewer). Rows of normal values needed 5 entries of 800 pairs at most, but those whose largest
-              value is small beside the lowest (1.5 minus a gamma variable) need up to 100 percent.
+              fewer). Rows of normal values needed 5 entries of 800 pairs at most, but those
+              whose largest value is small beside the lowest (1.5 minus a gamma variable of shape
+              4) up to 96 percent.
     Payload: scale (float32), number of escapes (uint32), the list (uint32 pair, int16 i, int16 j;
     unused entries 0), then the low 8 bits of the codes, then the others.
     """
@@ -117,7 +119,7 @@ class LatticePaperCodec(Codec):
         )
         self._check_room(found, beyond, len(escapes_E), pairs, low, high)
         if not self._is_finite(scale, escapes_E):
-            raise NonFiniteError("the range of a message overflows float32")
+            raise NonFiniteError(TOO_WIDE)
         _HEAD.pack_into(out_B.data, 0, scale, found)
         codes_B = out_B[_HEAD.size + escapes_E.nbytes :]
         out_B[_HEAD.size : _HEAD.size + escapes_E.nbytes] = escapes_E.view(np.uint8)
@@ -205,7 +207,6 @@ class LatticePaperCodec(Codec):
         return abs(scale) * (farthest * self.book.gap + 1) < FLOAT32_MAX
 
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 _HEAD = struct.Struct("<fI")
 _ESCAPE = np.dtype([("pair", "<u4"), ("point", "<i2", 2)])
 

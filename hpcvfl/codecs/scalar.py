@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcvfl.codecs import ranges
 from hpcvfl.codecs.base import (
     Array,
     Bytes,
@@ -84,30 +85,16 @@ class ScalarCodec(Codec):
         if "bits" not in options:
             raise ConfigError("codec scalar: bits is missing; possible: 1 to 8, e.g. scalar:bits=4")
         bits = choice(cls.name, "bits", options["bits"], [str(b) for b in range(1, 9)])
-        kind, *ends = options.get("range", "minmax").split(":")
-        choice(cls.name, "range", kind, ("minmax", "gauss", "fixed"))
-        scope = choice(cls.name, "scope", options.get("scope", "message"), ("message", "column"))
+        kind, scope, fixed = ranges.range_options(cls.name, options, ("minmax", "gauss", "fixed"))
         default = "off" if kind == "gauss" else "on"
         dither = choice(cls.name, "dither", options.get("dither", default), ("on", "off"))
-        fixed = _fixed_range(options["range"], ends) if kind == "fixed" else None
-        if fixed and scope == "column":
-            raise ConfigError("codec scalar: scope = 'column' has no meaning with a fixed range")
-        if ends and not fixed:
-            raise ConfigError(
-                f"codec scalar: range = {options['range']!r}; {kind} takes no numbers"
-            )
         return cls(int(bits), kind, scope, dither == "on", fixed)
 
     @property
     def spec(self) -> str:
         """Options at their defaults left out."""
         text = f"scalar:bits={self.bits}"
-        if self.fixed:
-            text += f",range=fixed:{self.fixed[0]!r}:{self.fixed[1]!r}"
-        elif self.kind != "minmax":
-            text += f",range={self.kind}"
-        if self.scope != "message":
-            text += f",scope={self.scope}"
+        text += ranges.range_spec(self.kind, self.scope, self.fixed, "minmax")
         if self.dither != (self.kind != "gauss"):
             text += f",dither={'on' if self.dither else 'off'}"
         return text
@@ -115,7 +102,7 @@ class ScalarCodec(Codec):
     def nbytes(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Two float32 a range, and the codes."""
         codes = bit_kernels.packed_nbytes(math.prod(shape), self.bits)
-        return _SIDE.size * self._num_ranges(shape) + codes
+        return _SIDE.size * ranges.num_ranges(shape, self.scope, self.fixed) + codes
 
     def encode(self, x: Array, key: int, out_B: Bytes) -> None:
         """One or two passes over the tensor: scan (unless fixed), then quantise and pack."""
@@ -123,7 +110,7 @@ class ScalarCodec(Codec):
             return
         # The kernels are float32; a float64 tensor is rounded first (2**-24, far below one step).
         x = x if x.dtype == np.float32 else x.astype(np.float32)
-        num_ranges = self._num_ranges(x.shape)
+        num_ranges = ranges.num_ranges(x.shape, self.scope, self.fixed)
         codes_B = out_B[_SIDE.size * num_ranges :]
         if num_ranges > 1:
             self._encode_columns(x.reshape(-1, num_ranges), key, out_B, codes_B)
@@ -132,42 +119,31 @@ class ScalarCodec(Codec):
         lo, step = self._fixed_level() if self.fixed else self._level(x_N)
         if num_ranges:
             _SIDE.pack_into(out_B.data, 0, lo, step)
-        # A step below the normal floats has no finite inverse: such a range is one level.
-        inverse = 1.0 / step if step >= _SMALLEST_STEP else 0.0
+        inverse = 1.0 / step if step >= ranges.SMALLEST_STEP else 0.0
         check_status(scalar.encode_uniform(x_N, lo, inverse, self.bits, self.dither, key, codes_B))
 
     def decode(self, payload_B: Bytes, key: int, out: Array) -> None:
         """One pass: unpack, subtract the dither, scale."""
         if out.size == 0:
             return
-        num_ranges = self._num_ranges(out.shape)
+        num_ranges = ranges.num_ranges(out.shape, self.scope, self.fixed)
         codes_B = payload_B[_SIDE.size * num_ranges :]
         to = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
         if num_ranges > 1:
             side_2G = payload_B[: _SIDE.size * num_ranges].copy().view(np.float32)
             lo_G, step_G = side_2G[:num_ranges], side_2G[num_ranges:]
-            # NaN fails every comparison, so it is refused here too.
-            if not (
-                float(np.abs(lo_G).max()) + float(step_G.max()) * 2**self.bits < FLOAT32_MAX
-                and step_G.min() >= 0
-            ):
-                raise WireError(_BAD_SIDE)
+            if not ranges.is_sound(lo_G, step_G, 2**self.bits):
+                raise WireError(ranges.BAD_SIDE)
             scalar.decode_uniform_columns(
                 codes_B, lo_G, step_G, self.bits, self.dither, key, to.reshape(-1, num_ranges)
             )
         else:
             lo, step = _SIDE.unpack_from(payload_B.data) if num_ranges else self._fixed_level()
-            if not (abs(lo) + step * 2**self.bits < FLOAT32_MAX and step >= 0):
-                raise WireError(_BAD_SIDE)
+            if not ranges.is_sound(lo, step, 2**self.bits):
+                raise WireError(ranges.BAD_SIDE)
             scalar.decode_uniform(codes_B, lo, step, self.bits, self.dither, key, to.reshape(-1))
         if to is not out:
             out[...] = to
-
-    def _num_ranges(self, shape: tuple[int, ...]) -> int:
-        """Ranges that are sent along: none if fixed, one a column if asked for, else one."""
-        if self.fixed or 0 in shape:
-            return 0
-        return shape[-1] if self.scope == "column" and len(shape) > 1 else 1
 
     def _fixed_level(self) -> tuple[float, float]:
         lo, hi = self.fixed  # type: ignore[misc]
@@ -181,8 +157,8 @@ class ScalarCodec(Codec):
         else:
             check_status(scan.minmax(x_N, stats_12[0]))
         lo, step = self._levels_from(*stats_12[0].tolist())
-        if not abs(lo) + step * 2**self.bits < FLOAT32_MAX:
-            raise NonFiniteError(_TOO_WIDE)
+        if not ranges.spans(lo, step, 2**self.bits):
+            raise NonFiniteError(ranges.TOO_WIDE)
         lo, step = _SIDE.unpack(_SIDE.pack(lo, step))
         return lo, step
 
@@ -195,12 +171,11 @@ class ScalarCodec(Codec):
         side_2G = np.empty((2, num_ranges), np.float32)
         first_G, second_G = stats_C2.astype(np.float64).T
         lo_G, step_G = self._levels_from(first_G, second_G)
-        if not float(np.abs(lo_G).max()) + float(step_G.max()) * 2**self.bits < FLOAT32_MAX:
-            raise NonFiniteError(_TOO_WIDE)
+        if not ranges.spans(lo_G, step_G, 2**self.bits):
+            raise NonFiniteError(ranges.TOO_WIDE)
         side_2G[0], side_2G[1] = lo_G, step_G
         out_B[: side_2G.nbytes] = side_2G.reshape(-1).view(np.uint8)
-        inverse_G = np.zeros(num_ranges, np.float32)
-        np.divide(1, side_2G[1], out=inverse_G, where=side_2G[1] >= _SMALLEST_STEP)
+        inverse_G = ranges.inverses(side_2G[1])
         check_status(
             scalar.encode_uniform_columns(
                 x_RC, side_2G[0], inverse_G, self.bits, self.dither, key, codes_B
@@ -218,20 +193,4 @@ class ScalarCodec(Codec):
         return first, (second - first) / top
 
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 _SIDE = struct.Struct("<ff")
-_SMALLEST_STEP = 2.0**-125
-_BAD_SIDE = "a range in the payload is negative or not finite; the payload is corrupt"
-_TOO_WIDE = "the range of a message overflows float32"
-
-
-def _fixed_range(text: str, ends: list[str]) -> tuple[float, float]:
-    try:
-        lo, hi = (float(end) for end in ends)
-    except ValueError:
-        lo, hi = np.nan, np.nan
-    if not (np.isfinite([lo, hi]).all() and lo < hi and abs(lo) < 1e30 and abs(hi) < 1e30):
-        raise ConfigError(
-            f"codec scalar: range = {text!r}; due: fixed:lo:hi with lo < hi, e.g. fixed:-1:1"
-        )
-    return lo, hi
