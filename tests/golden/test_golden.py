@@ -23,6 +23,18 @@ SPECS = (
     "scalar:bits=2,range=gauss,scope=column",
     "scalar:bits=3,scope=column",
     "scalar:bits=4,range=fixed:-2.0:2.0",
+    "lattice:dim=2,bits=2",
+    "lattice:dim=4,bits=3",
+    "lattice:dim=8,bits=2,range=minmax,scope=column",
+    "lattice-paper:bits=2",
+    "topk:k=2",
+    "topk:k=2,per=row,values=(scalar:bits=2,range=gauss)",
+    "topk:ratio=0.3,per=tensor",
+    "randomk:k=9",
+    "qsgd:bits=4",
+    "best:bits=2",
+    "ef(scalar:bits=2)",
+    "auto:error=0.1",
 )
 
 
