@@ -36,10 +36,13 @@ class BestCodec(Codec):
     """As small an error as is known to us at `bits` a value, everything counted.
 
     bits : 0.1 to 8, with at most three decimals
-    A payload has ceil(n * bits / 8) bytes, and at least min(n, 8) + 4. It holds the step (16 bits),
-    side information (best_side.py), then for each block of rows the bits that are written as they
-    are, after the step of the block (from the second on); from the end backwards, the coder's
-    words; between them, zeros. Step 0: everything is 0.
+    A payload has ceil(n * bits / 8) bytes, and at least min(n, 8) + 4. In front, lowest bits first:
+    the step that side information is in units of (16 bits of a float32; 0: all values are 0), side
+    information (best_side.py), then for each block of rows its step and the bits that are written
+    as they are; from the end backwards, the coder's words (kernels/rans.py); between them, zeros.
+
+    A tensor of fewer than 48 rows is one column. An error of the encoder's making has no bound but
+    the budget: a value may be missed by more than a step where many others pay for its bits.
     """
 
     bits: Decimal

@@ -92,7 +92,7 @@ class _Piece:
     raw_end: int  # bits after the first byte of raw
     words: bytes
     model: Model
-    error: float  # sum of squares, of flat messages, else 0
+    error: float  # sum of squares, 0 where nobody compares them
 
 
 class Encoder:
@@ -102,7 +102,9 @@ class Encoder:
         self.x_RC, self.stats, self.form, self.least = x_RC, stats, form, least
         self.out_B = out_B
         self.prices: np.ndarray | None = None
-        self.error = 0.0  # sum of squares of what is coded, once written
+        self.error = 0.0  # about the sum of squared errors, once written, if they are compared
+        self.compared = stats.flatness < FLAT or (form == ROTATED and x_RC.size < 4 * _SAMPLE)
+        self.kept_K = np.empty(0)  # variances of what is coded
         # Two levels take at most a bit, and this step is best for them. What is asked for beyond
         # it means that more values go to one of the two.
         self.two = best_side.code_above(stats.reach)
@@ -114,6 +116,7 @@ class Encoder:
         self.column_K: Any = None
         self.centre_K: Any = None
         self._room: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
 
     def fit(self, code: int) -> int:
         """`write`, for a long message after a sample of it; once more if the step that was found
@@ -122,12 +125,16 @@ class Encoder:
         """
         if self.x_RC.size >= 4 * _SAMPLE:
             return self.write(self.sample(code))
-        found = self.write(code)
-        for _ in range(3):
+        best: tuple[float, Bytes, int] | None = None
+        for _ in range(4):
+            found = self.write(code)
+            if best is None or self.error < best[0]:
+                best = self.error, self.out_B.copy(), found
             if abs(found - code) <= _FAR or self.form == HALVES:
                 break
             code = (code + found) // 2
-            found = self.write(code)
+        assert best
+        self.error, self.out_B[:], found = best
         return found
 
     def write(self, code: int) -> int:
@@ -142,7 +149,7 @@ class Encoder:
             code = min(code + _FAR, LARGEST_CODE)
         budget = 8 * (self.out_B.size - (self.at >> 3))
         slope = self.stats.slope(self.form, float(step_of(code))) / 256 / R  # bits a row
-        before, self.error = code, 0.0 if self.blocks else math.inf
+        before = code
         for b, (first, rows) in enumerate(self.blocks):
             left = 8 * (self.words_end - (self.at >> 3)) - 16 * (len(self.blocks) - 1 - b)
             last = b == len(self.blocks) - 1
@@ -152,7 +159,7 @@ class Encoder:
                 due - 0.0015 * budget, slope * rows,
             )  # fmt: skip
             if piece is None:
-                self.error = math.inf
+                self.error += rows * float(self.kept_K.sum())
                 self.at = golomb.put_number(self.out_B, self.at, 0, STEP_ORDER)
                 continue
             self._append(piece)
@@ -200,6 +207,8 @@ class Encoder:
             self.model = start.copy()
             piece = self._try(b, code, before)
             fits = piece.used <= high
+            if fits:
+                piece.error = self._error(code)
             if fits and (best is None or (piece.error, -piece.used) < (best.error, -best.used)):
                 best = piece
             if fits and piece.used >= low:
@@ -219,7 +228,7 @@ class Encoder:
         """Quantise and code a block with a step."""
         first, rows = self.blocks[b]
         K = len(self.column_K)
-        room = self._arrays(-(-rows // LANES) * K * LANES)
+        room = self._last = self._arrays(-(-rows // LANES) * K * LANES)
         raw_B = room["raw_B"]
         start = self.at & 7
         raw_B[0] = self.out_B[self.at >> 3] if start else 0
@@ -249,12 +258,20 @@ class Encoder:
         raw = raw_B[: -(-end // 8)].tobytes()
         raw_B[: len(raw)] = 0
         words = room["word_W"][:num_words].astype("<u2").tobytes()
-        error = 0.0
-        if self.stats.flatness < FLAT:
-            level_N = 2 * k_N + 1 if self.form == HALVES else 2 * k_N - np.sign(k_N) * (path_N & 1)
-            miss_N = (u_N - level_N)[room["op_N"] > 0]
-            error = float(step_of(code)) ** 2 * float(miss_N @ miss_N)
-        return _Piece(code, 8 * (len(raw) + len(words)), raw, end, words, self.model, error)
+        return _Piece(code, 8 * (len(raw) + len(words)), raw, end, words, self.model, 0.0)
+
+    def _error(self, code: int) -> float:
+        """Sum of squares of the block that was tried last, where that decides something: what has
+        one form, one block and nothing to leave out needs no comparison.
+        """
+        if not self.compared:
+            return 0.0
+        u_N, k_N, path_N = (self._last[name] for name in ("u_N", "k_N", "path_N"))
+        level_N = 2 * k_N + 1 if self.form == HALVES else 2 * k_N - np.sign(k_N) * (path_N & 1)
+        miss_N = (u_N - level_N)[self._last["op_N"] > 0]
+        if self.form == HALVES:
+            code = min(code, self.two)
+        return float(step_of(code)) ** 2 * float(miss_N @ miss_N)
 
     def _append(self, piece: _Piece) -> None:
         front = self.at >> 3
@@ -274,6 +291,9 @@ class Encoder:
         side_B[0], side_B[1] = code & 255, code >> 8
         side, self.at = best_side.write_side(self.stats, self.form, step_of(code), side_B, 16)
         K = len(side.column_K)
+        var_C = self.stats.variances(self.form)
+        self.kept_K = var_C[side.column_K]
+        self.error = R * float(var_C.sum() - self.kept_K.sum())
         if self.at + (_ROOM_SIDE if K else 0) > 8 * self.out_B.size:
             return False
         self.out_B[:] = 0
