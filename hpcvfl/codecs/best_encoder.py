@@ -55,6 +55,11 @@ def blocks_of(rows: int, K: int) -> list[tuple[int, int]]:
     return [(first, min(size, rows - first)) for first in range(0, rows, size)]
 
 
+def rows_of_sample(C: int) -> int:
+    """Rows of a long message that its first step is tried on."""
+    return max(LANES, _SAMPLE // C)
+
+
 def states_of(nbytes: int, num_blocks: int) -> int:
     """States of the coder: each costs about two bytes a block, and more of them are faster."""
     each = nbytes // num_blocks
@@ -123,7 +128,8 @@ class Encoder:
         is far from the one that side information was made for, because that one decides what is
         coded, and how.
         """
-        if self.x_RC.size >= 4 * _SAMPLE:
+        R, C = self.x_RC.shape
+        if 4 * rows_of_sample(C) <= R:
             return self.write(self.sample(code))
         best: tuple[float, Bytes, int] | None = None
         for _ in range(4):
@@ -172,10 +178,10 @@ class Encoder:
         return code
 
     def sample(self, code: int) -> int:
-        """A step that fits evenly spaced rows into their part of the budget; learns prices."""
+        """A step that fits some rows into their part of the budget; learns prices."""
         R, C = self.x_RC.shape
-        rows = max(LANES, _SAMPLE // C)
-        sample_RC = np.ascontiguousarray(self.x_RC[:: max(1, R // rows)][:rows])
+        row_N = best_side.spread_rows(R, rows_of_sample(C))
+        sample_RC = np.ascontiguousarray(self.x_RC[row_N])
         stats = replace(self.stats, rows=len(sample_RC))
         room_B = np.zeros(best_side.room_of(C, self.form), np.uint8)
         _, side_bits = best_side.write_side(self.stats, self.form, step_of(code), room_B, 16)
@@ -294,13 +300,15 @@ class Encoder:
         var_C = self.stats.variances(self.form)
         self.kept_K = var_C[side.column_K]
         self.error = R * float(var_C.sum() - self.kept_K.sum())
-        if self.at + (_ROOM_SIDE if K else 0) > 8 * self.out_B.size:
+        self.blocks = blocks_of(R, K) if K else []
+        # A block has its step at least, and its words begin a byte.
+        room = _ROOM_SIDE + 16 * (len(self.blocks) - 1) if K else 0
+        if self.at + room > 8 * self.out_B.size:
             return False
         self.out_B[:] = 0
         used = -(-self.at // 8)
         self.out_B[:used] = side_B[:used]
         self.words_end = self.out_B.size
-        self.blocks = blocks_of(R, K) if K else []
         if not K:
             return True
         self.num_states = states_of(self.out_B.size, len(self.blocks))
@@ -309,7 +317,8 @@ class Encoder:
         self.column_K, self.centre_K = side.column_K, side.mean_C[side.column_K]
         self.y_RK = self.x_RC
         if side.basis_KC is not None:
-            self.y_RK = (self.x_RC - side.mean_C) @ best_side.to_axes(side.basis_KC)
+            to_axes_CK = best_side.to_axes(side.basis_KC)
+            self.y_RK = best_side.product(self.x_RC - side.mean_C, to_axes_CK)
             self.column_K, self.centre_K = np.arange(K), np.zeros(K, np.float32)
         if self.prices is None or len(self.prices) != trellis.PRICES * K:
             self._learn()

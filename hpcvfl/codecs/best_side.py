@@ -13,9 +13,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from hpcvfl.errors import WireError
-from hpcvfl.kernels import counts, golomb
+from hpcvfl.kernels import counts, golomb, scan
 
 Floats = np.ndarray
 
@@ -83,23 +84,30 @@ class Stats:
 
     @classmethod
     def of(cls, x_RC: Floats, peak: float) -> Stats:
-        """Of a float32 matrix, from evenly spaced rows if it is large."""
+        """Of a float32 matrix; axes and shapes from some of its rows if it is large."""
         R, C = x_RC.shape
-        stride = max(1, R // max(8 * C, _SAMPLE // C))
-        sample_RC = x_RC[::stride].astype(np.float64)
+        row_N = spread_rows(R, max(8 * C, _SAMPLE // C))
+        sample_RC = x_RC[row_N].astype(np.float64)
         mean_C = sample_RC.mean(axis=0)
+        if len(row_N) < R:
+            moments_C2 = np.empty((C, 2), np.float32)
+            scan.moments_columns(x_RC, moments_C2)
+            mean_C = moments_C2[:, 0].astype(np.float64)
         sample_RC -= mean_C
         peak_C = np.maximum(np.abs(sample_RC).max(axis=0), 1e-300)
         square_RC = np.square(sample_RC / peak_C)  # in range, and so is its square
         square_C = square_RC.mean(axis=0)
         var_C = square_C * peak_C**2
+        if len(row_N) < R:  # of all rows: what is rare in the sample may be the message
+            var_C = moments_C2[:, 1].astype(np.float64) ** 2
         fourth_C = np.square(square_RC, out=square_RC).mean(axis=0)
         flatness = float((fourth_C / (square_C**2 + 1e-30)).mean())
         axes_CC = spread_C = None
         if 1 < C <= _WIDEST and len(sample_RC) > C and peak * math.sqrt(C) < 1e38:
-            cov_CC = sample_RC.T @ sample_RC / len(sample_RC)
+            cov_CC = product(sample_RC.T, sample_RC) / len(sample_RC)
             if _related(cov_CC, len(sample_RC)):
-                spread_C, axes_CC = np.linalg.eigh(cov_CC)
+                found = torch.linalg.eigh(torch.from_numpy(cov_CC))
+                spread_C, axes_CC = found.eigenvalues.numpy(), found.eigenvectors.numpy()
                 spread_C, axes_CC = np.maximum(spread_C[::-1], 0), axes_CC.T[::-1]
         reach = float(np.abs(sample_RC).mean())
         return cls(R, mean_C, var_C, peak, flatness, reach, axes_CC, spread_C)
@@ -217,7 +225,7 @@ def write_side(
     if form == ROTATED:
         assert stats.axes_CC is not None
         places_K = _axis_places(stats.rows, class_C)
-        scaled_KC = stats.axes_CC[: len(class_C)] * 2.0 ** places_K[:, None]
+        scaled_KC = np.ldexp(stats.axes_CC[: len(class_C)], places_K[:, None].astype(np.int32))
         axes_KC = np.rint(scaled_KC).astype(np.int64)
         at = golomb.put_rows(axes_KC, _axis_orders(places_K, C), raw_B, at)
     return _side(form, stats.rows, step, mean_C, class_C, axes_KC), at
@@ -262,9 +270,28 @@ def to_axes(basis_KC: Floats) -> Floats:
     basis: rounded axes are not quite orthogonal.
     """
     basis_KC = basis_KC.astype(np.float64)
-    gram_KK = basis_KC @ basis_KC.T
+    gram_KK = product(basis_KC, basis_KC.T)
     gram_KK.flat[:: len(gram_KK) + 1] += 1e-9  # an axis may be rounded to 0
-    return np.ascontiguousarray(np.linalg.solve(gram_KK, basis_KC).T.astype(np.float32))
+    solved_KC = torch.linalg.solve(torch.from_numpy(gram_KK), torch.from_numpy(basis_KC)).numpy()
+    return np.ascontiguousarray(solved_KC.T.astype(np.float32))
+
+
+def product(a_IJ: Floats, b_JK: Floats) -> Floats:
+    """Matrix product by torch, whose number of threads is the run's own and in its digest: that of
+    numpy's library depends on the cores that a rank may use, and with it the last bits.
+    """
+    a, b = (torch.from_numpy(np.ascontiguousarray(m)) for m in (a_IJ, b_JK))
+    return (a @ b).numpy()
+
+
+def spread_rows(rows: int, count: int) -> np.ndarray:
+    """int64: about `count` of `rows` row numbers, or all of them, ascending; not periodic, as rows
+    of a message may be.
+    """
+    if count >= rows:
+        return np.arange(rows)
+    golden = (math.sqrt(5) - 1) / 2
+    return np.unique((np.arange(count) * golden % 1.0 * rows).astype(np.int64))
 
 
 _CORRUPT = "side information in a payload is out of range; it is corrupt"
@@ -278,7 +305,7 @@ def _side(
     column_K = np.flatnonzero(class_C >= 0)
     basis_KC = None
     if axes_KC is not None:
-        scale_K = (2.0 ** -_axis_places(rows, class_C).astype(np.float64)).astype(np.float32)
+        scale_K = np.ldexp(np.float32(1), -_axis_places(rows, class_C).astype(np.int32))
         basis_KC = axes_KC.astype(np.float32) * scale_K[:, None]
     return Side(form, column_K, class_C[column_K], mean_C.astype(np.float32) * unit, basis_KC)
 

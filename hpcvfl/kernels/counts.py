@@ -153,7 +153,8 @@ class Model(NamedTuple):
         if Y:
             halves_2 = class_K[:2] - 3
             root_2 = np.where(halves_2 & 1, math.sqrt(2), 1.0)
-            axis_2[:] = 2**17 / _STRETCH / root_2 * 2.0 ** -(halves_2 >> 1)
+            # Every step exact but one rounding of a division: all machines have the same.
+            axis_2[:] = np.ldexp(2**17 / _STRETCH / root_2, -(halves_2 >> 1).astype(np.int32))
         model = cls(
             np.maximum(0, (class_K - 6) // 2).astype(np.int32),
             axis_2,

@@ -287,3 +287,27 @@ def test_steps_are_a_two_hundred_fiftieth_apart():
         code = best_side.code_above(step)
         assert step <= best_side.step_of(code) <= step * (1 + 2**-7)
         assert math.isclose(best_side.step_of(code + 256) / best_side.step_of(code), 2)
+
+
+@pytest.mark.parametrize("period", [2, 4, 128])
+def test_rows_that_come_periodically_are_not_overlooked(period):
+    x = np.random.default_rng(0).normal(size=(4096, 128)).astype(np.float32)
+    x[::period] = 0
+    codec = table.parse("best:bits=2")
+    payload_B, out = np.zeros(codec.nbytes(x.shape, 4), np.uint8), np.empty_like(x)
+    codec.encode(x, 1, payload_B)
+    codec.decode(payload_B, 1, out)
+    assert np.square(out - x).mean() < 0.12 * x.var()
+
+
+def test_a_payload_full_of_side_information_keeps_to_its_bytes():
+    # Means of many columns take nearly all of it, and there are more blocks than bits left.
+    x = np.random.default_rng(0).normal(1e4, 1, (400, 5000)).astype(np.float32)
+    codec = table.parse("best:bits=0.1")
+    room_B = np.full(codec.nbytes(x.shape, 4) + 16, 0xA5, np.uint8)
+    out = np.empty_like(x)
+    codec.encode(x, 1, room_B[8:-8])
+    assert (room_B[:8] == 0xA5).all()
+    assert (room_B[-8:] == 0xA5).all()
+    codec.decode(room_B[8:-8], 1, out)
+    assert np.isfinite(out).all()
