@@ -28,7 +28,7 @@ log="$(mktemp)"
 trap 'rm -f "$log"' EXIT
 for ranks in 2 3 5; do
     step "MPI suite, $ranks ranks"
-    timeout -k 10 300 \
+    timeout -k 10 400 \
         mpiexec -n "$ranks" python -m mpi4py -m pytest --with-mpi -x -q tests/mpi 2>&1 | tee "$log"
     # without an MPI, pytest-mpi skips every test and exits 0
     if grep -Eq '[0-9]+ skipped|no tests ran' "$log" || ! grep -Eq '[0-9]+ passed' "$log"; then
