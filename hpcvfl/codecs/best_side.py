@@ -285,13 +285,15 @@ def product(a_IJ: Floats, b_JK: Floats) -> Floats:
 
 
 def spread_rows(rows: int, count: int) -> np.ndarray:
-    """int64: about `count` of `rows` row numbers, or all of them, ascending; not periodic, as rows
-    of a message may be.
+    """int64: `count` of `rows` row numbers, or all of them, ascending: one from each of as many
+    equal stretches, not at the same place of each, because rows of a message may be periodic. Of
+    stretches shorter than two rows, neighbours may have the same one.
     """
     if count >= rows:
         return np.arange(rows)
-    golden = (math.sqrt(5) - 1) / 2
-    return np.unique((np.arange(count) * golden % 1.0 * rows).astype(np.int64))
+    i = np.arange(count)
+    place = (i * 0x9E3779B9 & 0xFFFFFFFF) * 2.0**-32  # multiples of the golden ratio
+    return ((i + place) * (rows / count)).astype(np.int64)
 
 
 _CORRUPT = "side information in a payload is out of range; it is corrupt"
