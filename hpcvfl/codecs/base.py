@@ -140,6 +140,14 @@ def require_finite(x: Array) -> None:
         check_status(1 if np.isnan(x).any() else 2)
 
 
+def as_float32(x: Array) -> Array:
+    """`x` itself if it is float32, else rounded: what is beyond float32 becomes Inf, for a scan to
+    find, and no warning.
+    """
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32, copy=False)
+
+
 def check_status(status: int) -> None:
     """Turn the status of a scan kernel into NonFiniteError."""
     if status:

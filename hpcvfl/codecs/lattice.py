@@ -19,6 +19,7 @@ from hpcvfl.codecs.base import (
     Array,
     Bytes,
     Codec,
+    as_float32,
     check_status,
     choice,
     known_options,
@@ -103,7 +104,7 @@ class LatticeCodec(Codec):
         if x.size == 0:
             return
         # The kernels are float32; a float64 tensor is rounded first (2**-24, far below one step).
-        x_N = x.reshape(-1).astype(np.float32, copy=False)
+        x_N = as_float32(x).reshape(-1)
         num_ranges = ranges.num_ranges(x.shape, self.scope, self.fixed)
         side_2G = self._scanned(x_N.reshape(-1, num_ranges or 1))
         out_B[: num_ranges * 8] = side_2G.reshape(-1).view(np.uint8)[: num_ranges * 8]

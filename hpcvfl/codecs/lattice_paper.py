@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcvfl.codecs.base import Array, Bytes, Codec, check_status, choice, known_options
+from hpcvfl.codecs.base import Array, Bytes, Codec, as_float32, check_status, choice, known_options
 from hpcvfl.codecs.ranges import FLOAT32_MAX, TOO_WIDE
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.kernels import bits as bit_kernels
@@ -100,7 +100,7 @@ class LatticePaperCodec(Codec):
         """Two passes over the tensor: its largest value, then the points."""
         if x.size == 0:
             return
-        x_RC = x.reshape(-1, x.shape[-1]).astype(np.float32, copy=False)
+        x_RC = as_float32(x).reshape(-1, x.shape[-1])
         bounds_2 = np.empty(2, np.float32)
         check_status(scan.minmax(x_RC.reshape(-1), bounds_2))
         low, high = bounds_2.tolist()

@@ -21,6 +21,7 @@ from hpcvfl.codecs.base import (
     Array,
     Bytes,
     Codec,
+    as_float32,
     check_status,
     choice,
     known_options,
@@ -109,7 +110,7 @@ class ScalarCodec(Codec):
         if x.size == 0:
             return
         # The kernels are float32; a float64 tensor is rounded first (2**-24, far below one step).
-        x = x if x.dtype == np.float32 else x.astype(np.float32)
+        x = as_float32(x)
         num_ranges = ranges.num_ranges(x.shape, self.scope, self.fixed)
         codes_B = out_B[_SIDE.size * num_ranges :]
         if num_ranges > 1:

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hpcvfl.codecs.auto import AutoCodec, RateControl
-from hpcvfl.codecs.base import Array, Bytes, Codec, Message
+from hpcvfl.codecs.base import Array, Bytes, Codec, Message, require_finite
 from hpcvfl.codecs.feedback import FeedbackCodec, Memory
-from hpcvfl.errors import DataError
+from hpcvfl.errors import DataError, NonFiniteError, WireError
 from hpcvfl.kernels.feedback import squares
 
 # legend: N rows of the batch
@@ -100,7 +100,12 @@ class Stream:
         """What the sender's rows are now believed to be; raises as Codec.decode."""
         self.message(len(rows_N)).decode(payload_B, key, out)
         if self.memories:
-            self._remember(out, self._rows(rows_N))
+            try:
+                self._remember(out, self._rows(rows_N))
+            except NonFiniteError:
+                raise WireError(
+                    "what is remembered of the sender is beyond float32; its payloads diverge"
+                ) from None
 
     def next_level(self, round_index: int, error: float, energy: float) -> int:
         """The sender's choice for the next message, from what this one measured."""
@@ -169,6 +174,7 @@ class Stream:
         """Add decoded changes to the memories; they become what is remembered, in place."""
         for memory, change in zip(self.memories, changes, strict=False):
             memory.add(self._flat(change), rows_N, self._flat(change))
+            require_finite(change)  # each change was; their sum need not be
 
     def _rows(self, rows_N: Array) -> Array:
         return _WHOLE if self.num_rows is None else rows_N

@@ -36,11 +36,17 @@ _CLASSES: tuple[type[Codec], ...] = (
 CODECS = {c.name: c for c in _CLASSES}
 
 
+LONGEST_SPEC = 300
+"""Characters of a spec string: more than any sensible one has, few enough to be told in a line."""
+
+
 @lru_cache(maxsize=256)
 def parse(spec: str) -> Codec:
     """The codec of a spec string such as "scalar:bits=2,scope=column"; ConfigError if there is
     none.
     """
+    if len(spec) > LONGEST_SPEC:
+        raise ConfigError(f"codec {spec[:40]!r}..: {len(spec)} characters, at most {LONGEST_SPEC}")
     name, options = split_spec(spec)
     if name not in CODECS:
         raise ConfigError(f"codec {spec!r}: unknown codec {name!r}; codecs: {', '.join(CODECS)}")

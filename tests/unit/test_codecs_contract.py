@@ -1,6 +1,7 @@
 """What every codec of the table must do; a new codec is tested here without a new line."""
 
 import contextlib
+import warnings
 
 import numpy as np
 import pytest
@@ -77,6 +78,12 @@ class TestEveryCodec:
         x.reshape(-1)[at] = bad
         with pytest.raises(NonFiniteError):
             encoded(table.parse(spec), x)
+
+    def test_values_beyond_float32_are_refused_or_carried_without_a_warning(self, spec):
+        x = draw((10, 4), np.float64) * 1e200
+        with warnings.catch_warnings(), contextlib.suppress(NonFiniteError):
+            warnings.simplefilter("error")
+            assert np.isfinite(decoded(table.parse(spec), encoded(table.parse(spec), x), x)).all()
 
     @pytest.mark.parametrize("value", [0.0, -3.5, 1e-42])
     def test_a_constant_tensor_survives(self, spec, value):

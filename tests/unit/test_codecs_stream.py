@@ -6,7 +6,7 @@ import pytest
 from hpcvfl.codecs import table
 from hpcvfl.codecs.feedback import memory_nbytes, zeros
 from hpcvfl.codecs.stream import Stream
-from hpcvfl.errors import ConfigError, NonFiniteError
+from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.seeds import subkey
 
 NUM_ROWS, WIDTH = 50, 6
@@ -117,6 +117,18 @@ def test_a_head_has_one_memory_a_tensor():
         assert got.reshape(-1).tobytes() == memory.state_SP.tobytes()
 
 
+@pytest.mark.parametrize("spec", ["ef(none)", "ef(bfloat16)", "ef(scalar:bits=8)"])
+def test_payloads_that_add_up_beyond_float32_are_refused(spec):
+    receiver, rows = stream(spec), np.array([0])
+    inner = table.parse(spec).inner
+    payload_B = np.zeros(receiver.message(1).nbytes, np.uint8)
+    inner.encode(np.full((1, WIDTH), 2e38, np.float32), subkey(1, 0), payload_B)
+    out = np.zeros((1, WIDTH), np.float32)
+    receiver.decode(payload_B, 1, [out], rows)
+    with pytest.raises(WireError, match="diverge"), np.errstate(over="ignore"):
+        receiver.decode(payload_B, 1, [out], rows)
+
+
 def test_a_refused_message_changes_no_memory():
     sender, x = stream("ef(scalar:bits=2)"), targets()
     x[4, 2] = np.nan
@@ -177,6 +189,8 @@ def test_memory_is_rows_times_width_times_the_state():
         ("ef", "which one"),
         ("ef(scalar)", "bits is missing"),
         ("ef(ef(none))", "given twice"),
+        ("ef(" * 200 + "none" + ")" * 200, "804 characters, at most 300"),
+        ("topk:k=" + "9" * 6000, "6007 characters"),
         ("ef16(ef(none))", "given twice"),
         ("auto:codec=ef", "has no bits to choose.*unknown option 'bits'"),
         ("auto:codec=none", "has no bits to choose.*options: none"),
