@@ -127,7 +127,7 @@ def test_a_file_that_is_no_idx_of_images_is_named(tmp_path, content):
         load(str(root))
 
 
-@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(b"x" * 5000)[:30]])
+@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(b"x" * 5000, mtime=0)[:30]])
 def test_a_file_that_does_not_unzip_is_named(tmp_path, content):
     root = write(tmp_path / "raw")
     (root / "train-labels-idx1-ubyte.gz").write_bytes(content)
