@@ -49,7 +49,8 @@ class FeedbackCodec(Codec):
         """From ef(SPEC)."""
         known_options(cls.name, options, ("codec",))
         if "codec" not in options:
-            raise ConfigError(f"codec {cls.name}: which one? e.g. {cls.name}(scalar:bits=1)")
+            example = f"{cls.name}(scalar:bits=1,range=gauss)"
+            raise ConfigError(f"codec {cls.name}: which one? e.g. {example}")
         return cls(parse(options["codec"]))
 
     @property
