@@ -38,16 +38,20 @@ def scratch(bits: int) -> tuple[np.ndarray, np.ndarray]:
     return codes_K, codes_K.view(word_type(bits))
 
 
-def _joins(bits: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
-    """(shift, low, high) of three joins that squeeze 8 bytes of `bits` bits into 8 * bits bits.
+def _joins(bits: int, dim: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
+    """(shift, low, high) of three joins that squeeze a word of 8 / dim codes to 8 * bits bits.
 
-    A join halves the number of lanes of a uint64: (w & low) | ((w & high) >> shift).
+    A join halves the number of lanes of a uint64: (w & low) | ((w & high) >> shift). One that finds
+    a code which fills the word leaves it as it is.
     """
     joins = []
     for span in (8, 16, 32):  # width of the lanes that are joined in pairs
         held = bits * span // 8  # bits in use of a lane
         low = sum(((1 << held) - 1) << at for at in range(0, 64, 2 * span))
-        joins.append((np.uint64(span - held), np.uint64(low), np.uint64(low << span)))
+        shift, high = span - held, low << span
+        if span < 8 * dim:
+            shift, low, high = 0, (1 << 64) - 1, 0
+        joins.append((np.uint64(shift), np.uint64(low), np.uint64(high)))
     return tuple(joins)
 
 
@@ -72,9 +76,14 @@ def _divisor_packer(bits: int) -> Any:
     return pack_block
 
 
-def _odd_packer(bits: int) -> Any:
-    """3, 5, 6, 7 bits: a word of 8 codes becomes `bits` bytes."""
-    (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(bits)
+@cache
+def word_packer(bits: int, dim: int = 1) -> Any:
+    """Kernel (words_W, n, out_B, at): words of 8 values to packed bytes from `at` (uint64) on.
+
+    A word is 8 / dim codes of dim * bits bits in lanes of 8 * dim bits; it becomes `bits` bytes.
+    The last code is written whole. What is in a lane above its code must be 0.
+    """
+    (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(bits, dim)
 
     @helper
     def squeeze(w):  # type: ignore[no-untyped-def]
@@ -92,7 +101,8 @@ def _odd_packer(bits: int) -> Any:
                 out_B[at + j * np.uint64(bits) + np.uint64(k)] = np.uint8(w >> np.uint64(8 * k))
         if n % 8:
             w = squeeze(words_W[full])
-            for k in range(((n % 8) * bits + 7) // 8):
+            groups = (n % 8 + dim - 1) // dim
+            for k in range((groups * dim * bits + 7) // 8):
                 out_B[at + np.uint64(full * bits + k)] = np.uint8(w >> np.uint64(8 * k))
 
     return pack_block
@@ -119,7 +129,7 @@ def block_packer(bits: int) -> Any:
     """
     if bits in (8, 16):
         return _byte_packer(bits)
-    return _divisor_packer(bits) if 8 % bits == 0 else _odd_packer(bits)
+    return _divisor_packer(bits) if 8 % bits == 0 else word_packer(bits)
 
 
 def _divisor_unpacker(bits: int) -> Any:
@@ -146,8 +156,10 @@ def _divisor_unpacker(bits: int) -> Any:
     return unpack_block
 
 
-def _odd_unpacker(bits: int) -> Any:
-    (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(bits)
+@cache
+def word_unpacker(bits: int, dim: int = 1) -> Any:
+    """Kernel (in_B, at, n, words_W): inverse of `word_packer`."""
+    (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(bits, dim)
 
     @helper
     def spread(w):  # type: ignore[no-untyped-def]
@@ -167,7 +179,8 @@ def _odd_unpacker(bits: int) -> Any:
             words_W[j] = spread(w)
         if n % 8:
             w = np.uint64(0)
-            for k in range(((n % 8) * bits + 7) // 8):
+            groups = (n % 8 + dim - 1) // dim
+            for k in range((groups * dim * bits + 7) // 8):
                 byte = in_B[at + np.uint64(full * bits + k)]
                 w = np.uint64(w | np.uint64(np.uint64(byte) << np.uint64(8 * k)))
             words_W[full] = spread(w)
@@ -190,7 +203,7 @@ def block_unpacker(bits: int) -> Any:
     """Kernel (in_B, at, n, words_W): inverse of `block_packer(bits)`."""
     if bits in (8, 16):
         return _byte_unpacker(bits)
-    return _divisor_unpacker(bits) if 8 % bits == 0 else _odd_unpacker(bits)
+    return _divisor_unpacker(bits) if 8 % bits == 0 else word_unpacker(bits)
 
 
 @cache

@@ -24,12 +24,8 @@ from typing import Any
 import numpy as np
 
 from hpcvfl.kernels import lattice_e8
-from hpcvfl.kernels.compiling import (
-    BLOCK,
-    helper,
-    kernel,
-    wide,
-)
+from hpcvfl.kernels.bits import word_packer, word_unpacker
+from hpcvfl.kernels.compiling import BLOCK, helper, kernel, wide
 from hpcvfl.kernels.lattice_book import Book
 from hpcvfl.kernels.lattice_boxes import boxes_2, boxes_4, points_2, points_4
 from hpcvfl.kernels.lattice_far import FAR_OUT, correct_far
@@ -65,84 +61,6 @@ _LOCATORS: dict[int, Any] = {2: points_2, 4: points_4, 8: lattice_e8.points_8}
 """By dimension: makes the kernel (codes_G, G, y_K, room, out_N, ahead), its inverse."""
 
 
-def _joins(dim: int, bits: int) -> tuple[tuple[np.uint64, np.uint64, np.uint64], ...]:
-    """(shift, low, high) of the joins that squeeze a word of 8 / dim codes to 8 * bits bits.
-
-    A join halves the number of lanes: (w & low) | ((w & high) >> shift). Three are given; those of
-    a code that fills the word leave it as it is.
-    """
-    joins = []
-    for codes in (2, 4, 8):  # lanes of the word before the join, from few codes to many
-        span = 64 // codes
-        held = 8 * bits // codes
-        low = sum(((1 << held) - 1) << at for at in range(0, 64, 2 * span))
-        high = low << span
-        if codes > 8 // dim:
-            span, held, low, high = 0, 0, (1 << 64) - 1, 0
-        joins.append((np.uint64(span - held), np.uint64(low), np.uint64(high)))
-    return tuple(joins[::-1])
-
-
-@cache
-def _word_writer(dim: int, bits: int) -> Any:
-    """Kernel (words_W, n, out_B, at): the codes of n values to packed bytes from `at` on."""
-    (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(dim, bits)
-
-    @helper
-    def squeeze(w):  # type: ignore[no-untyped-def]
-        w = np.uint64((w & low1) | ((w & high1) >> s1))
-        w = np.uint64((w & low2) | ((w & high2) >> s2))
-        return np.uint64((w & low3) | ((w & high3) >> s3))
-
-    @helper
-    def write(words_W, n, out_B, at):  # type: ignore[no-untyped-def]
-        wide()
-        full = n // 8
-        for j in range(np.uint64(full)):
-            w = squeeze(words_W[j])
-            for k in range(bits):
-                out_B[at + j * np.uint64(bits) + np.uint64(k)] = np.uint8(w >> np.uint64(8 * k))
-        if n % 8:
-            w = squeeze(words_W[full])
-            groups = (n % 8 + dim - 1) // dim
-            for k in range((groups * dim * bits + 7) // 8):
-                out_B[at + np.uint64(full * bits + k)] = np.uint8(w >> np.uint64(8 * k))
-
-    return write
-
-
-@cache
-def _word_reader(dim: int, bits: int) -> Any:
-    """Kernel (in_B, at, n, words_W): inverse of `_word_writer`."""
-    (s1, low1, high1), (s2, low2, high2), (s3, low3, high3) = _joins(dim, bits)
-
-    @helper
-    def spread(w):  # type: ignore[no-untyped-def]
-        w = np.uint64((w & low3) | ((w << s3) & high3))
-        w = np.uint64((w & low2) | ((w << s2) & high2))
-        return np.uint64((w & low1) | ((w << s1) & high1))
-
-    @helper
-    def read(in_B, at, n, words_W):  # type: ignore[no-untyped-def]
-        wide()
-        full = n // 8
-        for j in range(np.uint64(full)):
-            w = np.uint64(0)
-            for k in range(bits):
-                byte = in_B[at + j * np.uint64(bits) + np.uint64(k)]
-                w = np.uint64(w | np.uint64(np.uint64(byte) << np.uint64(8 * k)))
-            words_W[j] = spread(w)
-        if n % 8:
-            w = np.uint64(0)
-            groups = (n % 8 + dim - 1) // dim
-            for k in range((groups * dim * bits + 7) // 8):
-                byte = in_B[at + np.uint64(full * bits + k)]
-                w = np.uint64(w | np.uint64(np.uint64(byte) << np.uint64(8 * k)))
-            words_W[full] = spread(w)
-
-    return read
-
-
 @helper
 def _scale(x_N, at, n, lo_T, inv_step_T, column, y_K):  # type: ignore[no-untyped-def]
     """n values from `at` on to y; the first one is of column `column`. Whether any is far out."""
@@ -168,7 +86,7 @@ def _unscale(y_K, n, lo_T, step_T, column, out_N, at):  # type: ignore[no-untype
 def encoder(book: Book) -> Any:
     """Kernel behind `encode_lattice`, compiled at its first call."""
     dim, bits = book.dim, book.bits
-    quantise, write = _QUANTISERS[dim](book), _word_writer(dim, bits)
+    quantise, write = _QUANTISERS[dim](book), word_packer(bits, dim)
 
     @kernel
     def encode(x_N, C, lo_T, inv_step_T, y_K, codes_G, words_W, room, far_J, out_B):  # type: ignore[no-untyped-def]
@@ -187,7 +105,7 @@ def encoder(book: Book) -> Any:
 def decoder(book: Book) -> Any:
     """Kernel behind `decode_lattice`, compiled at its first call."""
     dim, bits = book.dim, book.bits
-    locate, read = _LOCATORS[dim](book), _word_reader(dim, bits)
+    locate, read = _LOCATORS[dim](book), word_unpacker(bits, dim)
 
     @kernel
     def decode(in_B, C, lo_T, step_T, y_K, codes_G, words_W, room, out_N):  # type: ignore[no-untyped-def]
