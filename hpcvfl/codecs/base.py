@@ -34,6 +34,8 @@ class Codec(ABC):
     """Spec strings that between them use every option; the contract tests run over them."""
     exact: bool = False
     """Whether decode gives back the very input, so that nobody need measure the error."""
+    zeros_decode: bool = True
+    """Whether a payload of zeros is decoded the way of any other, so that it can stand for one."""
     stateful: bool = False
     """Whether a stream (stream.py) adds something that lasts, so that no codec may wrap this one
     for values of its own.

@@ -17,7 +17,7 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 
 from hpcvfl.codecs import best_side
-from hpcvfl.codecs.base import Array, Bytes, Codec, check_status, known_options
+from hpcvfl.codecs.base import Array, Bytes, Codec, as_float32, check_status, known_options
 from hpcvfl.codecs.best_encoder import STEP_ORDER, blocks_of, encode_matrix, states_of
 from hpcvfl.codecs.best_side import Side
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
@@ -48,6 +48,7 @@ class BestCodec(Codec):
     bits: Decimal
 
     name = "best"
+    zeros_decode = False  # step 0: nothing is decoded at all
     examples = tuple(f"best:bits={b}" for b in ("0.1", "0.25", "0.5", "1", "1.75", "3", "8"))
 
     @classmethod
@@ -80,9 +81,7 @@ class BestCodec(Codec):
         """Several passes over a small message; one, after a sample of it, over a large one."""
         if x.size == 0:
             return
-        if x.dtype != np.float32:
-            with np.errstate(over="ignore"):
-                x = x.astype(np.float32)
+        x = as_float32(x)
         peak = max(-float(x.min()), float(x.max()))
         if not math.isfinite(peak):
             check_status(IS_NAN if math.isnan(float(x.min())) else IS_INF)

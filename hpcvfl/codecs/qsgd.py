@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcvfl.codecs.base import Array, Bytes, Codec, check_status, choice, known_options
+from hpcvfl.codecs.base import Array, Bytes, Codec, as_float32, check_status, choice, known_options
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.kernels import bits as bit_kernels
 from hpcvfl.kernels import qsgd
@@ -92,10 +92,7 @@ class QsgdCodec(Codec):
         """Two passes over the tensor: norms, then rounding and packing."""
         if x.size == 0:
             return
-        if x.dtype != np.float32:
-            with np.errstate(over="ignore"):  # what overflows becomes Inf and is refused
-                x = x.astype(np.float32)
-        x_N = x.reshape(-1)
+        x_N = as_float32(x).reshape(-1)
         norm_G = np.empty(self._num_buckets(x.size), np.float32)
         check_status(qsgd.norms(x_N, self._bucket(x.size), self.norm, norm_G))
         if norm_G.max() > _LARGEST_NORM:

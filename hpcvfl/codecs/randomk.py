@@ -64,6 +64,11 @@ class RandomKCodec(Codec):
         return cls(amount, per, scale == "on", values_codec(cls.name, options, parse))
 
     @property
+    def zeros_decode(self) -> bool:  # type: ignore[override]
+        """As the codec of the values."""
+        return self.values.zeros_decode
+
+    @property
     def spec(self) -> str:
         """Options at their defaults left out."""
         text = f"randomk:{self.amount.spec}"

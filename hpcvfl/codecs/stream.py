@@ -151,19 +151,22 @@ class Stream:
             told = enumerate(state["control.expected"].tolist())
             self.control.expected = {i: v for i, v in told if not math.isnan(v)}
 
-    def warm_up(self, batch_size: int) -> None:
+    def warm_up(self, batch_size: int, sender: bool) -> None:
         """Compile what a message needs at the level in force, and remember nothing of it.
 
-        `auto` compiles another level when it first comes to it.
+        A receiver compiles the encoder only where it must have a payload to decode. `auto` compiles
+        another level when it first comes to it.
         """
-        # A message like a real one: what is constant, or a payload that nobody encoded, may take
-        # another path or none. Columns that have something in common are what `best` turns.
+        # A message like a real one: what is constant may take another path or none. Columns that
+        # have something in common are what `best` turns.
         message = self.message(batch_size)
         payload_B = np.zeros(message.nbytes, np.uint8)
         x = [_like_a_message(shape, self.dtype) for shape in message.shapes]
-        message.encode(x, 0, payload_B)
+        if sender or not self.rates[self.level].zeros_decode:
+            message.encode(x, 0, payload_B)
         message.decode(payload_B, 0, x)
-        squares(x[0].reshape(-1), x[0].reshape(-1))
+        if sender:
+            squares(x[0].reshape(-1), x[0].reshape(-1))
         nobody_N = np.zeros(0, np.int64)
         for memory, tensor in zip(self.memories, x, strict=False):
             none_NP = self._flat(tensor)[:0]

@@ -18,6 +18,7 @@ from hpcvfl.codecs.base import (
     Array,
     Bytes,
     Codec,
+    as_float32,
     check_status,
     choice,
     known_options,
@@ -53,6 +54,7 @@ class TopKCodec(Codec):
     values: Codec = field(default_factory=NoneCodec)
 
     name = "topk"
+    zeros_decode = False  # hardly ever an index set
     examples = (
         "topk:k=2",
         "topk:k=2,values=scalar:bits=1",
@@ -114,7 +116,7 @@ class TopKCodec(Codec):
             topk.gather_rows(x_RC, np.broadcast_to(indices_SK, kept_RK.shape), kept_RK)
         else:
             indices_SK = np.empty((sets, code.K), np.int32)
-            check_status(topk.select_rows(_as_float32(x_RC), x_RC, indices_SK, kept_RK))
+            check_status(topk.select_rows(_compared(x_RC), x_RC, indices_SK, kept_RK))
         combinations.put_subsets(code, indices_SK, out_B[: code.nbytes(sets)])
         kept = kept_RK.reshape(kept_shape(x.shape, self.per, code.K))
         self.values.encode(kept, seeds.subkey(key, 0), out_B[code.nbytes(sets) :])
@@ -142,12 +144,11 @@ class TopKCodec(Codec):
         return combinations.cheapest(C, self.amount.of(C, whole)), rows if self.per == "row" else 1
 
 
-def _as_float32(x_RC: Array) -> Array:
+def _compared(x_RC: Array) -> Array:
     if x_RC.dtype == np.float32:
         return x_RC
     require_finite(x_RC)
-    with np.errstate(over="ignore"):
-        rounded_RC = x_RC.astype(np.float32)
+    rounded_RC = as_float32(x_RC)
     if not np.isfinite(rounded_RC).all():
         raise NonFiniteError("a value is beyond the range of float32")
     return rounded_RC

@@ -162,11 +162,11 @@ class Exchange:
             self._layouts.clear()
 
     def compile_codecs(self, batch_size: int) -> None:
-        """Encode and decode a message of every sender once, so that no round waits for a
+        """Do once what a round does with every sender's message, so that none waits for a
         compiler.
         """
-        for stream in self.streams_R:
-            stream.warm_up(batch_size)
+        for rank, stream in enumerate(self.streams_R):
+            stream.warm_up(batch_size, sender=rank == self.transport.rank)
 
     def layout(self, batch_size: int) -> tuple[list[Message], Slots]:
         """Payload layout of every rank and the buffer of all frames, for this batch size."""

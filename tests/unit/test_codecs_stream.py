@@ -140,9 +140,10 @@ def test_a_refused_message_changes_no_memory():
 
 def test_compiling_remembers_nothing():
     for spec in WRAPPED:
-        s = stream(spec)
-        s.warm_up(8)
-        assert not s.memories[0].state_SP.any()
+        for sender in (True, False):
+            s = stream(spec)
+            s.warm_up(8, sender)
+            assert not s.memories[0].state_SP.any()
 
 
 @pytest.mark.parametrize(
@@ -153,12 +154,14 @@ def test_compiling_remembers_nothing():
         "topk:k=13",
         "ef(topk:k=40,per=row)",
         "topk:ratio=0.5",
+        "randomk:ratio=0.5,values=best:bits=1",
     ],
 )
 @pytest.mark.parametrize("shapes", [[(128,)], [(10, 64), (10,)]], ids=["embedding", "head"])
-def test_every_codec_can_be_warmed_up(spec, shapes):
+@pytest.mark.parametrize("sender", [True, False])
+def test_every_codec_can_be_warmed_up(spec, shapes, sender):
     num_rows = 2000 if len(shapes) == 1 else None
-    Stream(table.parse(spec), shapes, np.dtype(np.float32), num_rows).warm_up(1000)
+    Stream(table.parse(spec), shapes, np.dtype(np.float32), num_rows).warm_up(1000, sender)
 
 
 def test_memories_may_lie_in_files_that_leave_nothing_behind(tmp_path):
