@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hpcvfl import errors
 from hpcvfl.errors import ConfigError, DataError, HpcvflError, WireError
 from hpcvfl.transport.base import Slots, Transport
+
+T = TypeVar("T")
 
 MAX_TEXT_NBYTES = 1 << 24
 """Longest text a rank may send, in bytes; a longer length is refused before memory is set aside."""
@@ -46,6 +48,13 @@ def exchange(transport: Transport, value: Any) -> list[Any]:
                 f"start-up: rank {rank} sent {sizes[rank]} bytes that are no JSON"
             ) from None
     return values
+
+
+def each(transport: Transport, work: Callable[[], T]) -> T:
+    """`together` for work whose result stays on its rank and may be anything: the own result."""
+    made: list[T] = []
+    together(transport, lambda: made.append(work()))
+    return made[0]
 
 
 def together(transport: Transport, work: Callable[[], Any]) -> list[Any]:

@@ -6,12 +6,13 @@ C-VFL paper) can be plotted beside the accuracy it went with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from hpcvfl.engine.exchange import Exchange
+from hpcvfl.codecs.frame import Header
 
 # legend: R ranks
 
@@ -25,11 +26,12 @@ class MessageLog:
         self._sums_2R = np.zeros((2, num_ranks))
         self._rounds = 0
 
-    def note(self, round_index: int, exchange: Exchange, bits_R: list[float]) -> None:
-        """A round is over; bits_R : payload bits a value of each sender's message."""
+    def note(self, round_index: int, headers_R: Sequence[Header | None]) -> None:
+        """A round is over, in which every sender's message had one of these headers."""
         if self._file is None:
             return
-        errors_R = [h.squared_error if h else 0.0 for h in exchange.headers_R]
+        errors_R = [h.squared_error if h else 0.0 for h in headers_R]
+        bits_R = [8 * h.payload_nbytes / max(h.num_values, 1) if h else 0.0 for h in headers_R]
         self._sums_2R += (errors_R, bits_R)
         self._rounds += 1
         errors, bits = (", ".join(f"{v:.6g}" for v in values) for values in (errors_R, bits_R))

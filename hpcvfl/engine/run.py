@@ -17,7 +17,7 @@ from hpcvfl.codecs.frame import MAX_ROUNDS
 from hpcvfl.config import Config, digest
 from hpcvfl.data import Batches
 from hpcvfl.engine import folder
-from hpcvfl.engine.agree import exchange, together
+from hpcvfl.engine.agree import each, exchange, together
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.checkpoint import load_block, save_block, save_stream
 from hpcvfl.engine.evaluate import evaluate
@@ -108,8 +108,7 @@ def prepare(config: Config, transport: Transport, begun_s: float | None = None) 
             meter.open(path / f"ledger.rank{transport.rank}.jsonl")
             return MessageLog(transport.size, None if transport.rank else path / "messages.jsonl")
 
-    messages: list[MessageLog] = []
-    together(transport, lambda: messages.append(open_books()))
+    messages = each(transport, open_books)
     clock.to("start")
     data = config.data
     batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
@@ -117,17 +116,12 @@ def prepare(config: Config, transport: Transport, begun_s: float | None = None) 
     total = min(total, config.algorithm.rounds or total)
     if total >= MAX_ROUNDS:
         raise ConfigError(f"algorithm: {total} rounds; a header counts fewer than {MAX_ROUNDS}")
-    made: list[Exchange] = []
-
-    def make_exchange() -> None:
-        pattern, memory_folder = config.transport.pattern, config.run.memory_folder
-        made.append(Exchange(transport, agreement, pattern, memory_folder))
-
-    together(transport, make_exchange)  # memories of error feedback may not fit
-    swap = made[0]
+    pattern, memory_folder = config.transport.pattern, config.run.memory_folder
+    # On all ranks or none: the memories of error feedback may not fit.
+    swap = each(transport, lambda: Exchange(transport, agreement, pattern, memory_folder))
     swap.compile_codecs(min(data.batch_size, block.shard.num_rows))
     clock.to("other")
-    return Run(config, block, swap, transport, meter, messages[0], clock, batches, path, total)
+    return Run(config, block, swap, transport, meter, messages, clock, batches, path, total)
 
 
 def one_round(run: Run, round_index: int, last: RoundResult) -> RoundResult:
@@ -136,22 +130,15 @@ def one_round(run: Run, round_index: int, last: RoundResult) -> RoundResult:
         run.block.config.optimizer, round_index, run.batches.rounds_per_epoch, run.total_rounds
     )
     policy = FixedSteps(run.config.algorithm.local_steps)
-    bits_R = bits_per_value(run.exchange, len(run.batches.rows(round_index)))
     run.meter.phase = "train"
     result = run_round(
         round_index, run.block, run.exchange, run.batches, policy, rate, last, run.clock
     )
     run.meter.end_round(round_index)
-    run.messages.note(round_index, run.exchange, bits_R)
+    run.messages.note(round_index, run.exchange.headers_R)
     run.transport.timeout_s = run.config.transport.timeout_s
     run.rounds = round_index + 1
     return result
-
-
-def bits_per_value(exchange: Exchange, batch_size: int) -> list[float]:
-    """Payload bits a value of the next message of every rank."""
-    messages_R, _ = exchange.layout(batch_size)
-    return [8 * m.nbytes / max(m.count, 1) for m in messages_R]
 
 
 def evaluation_is_due(run: Run, round_index: int) -> bool:
@@ -176,8 +163,8 @@ def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
         "result": result,
         "bytes": [wire_bytes, raw_bytes],
         "own": [train_loss, training_s],
+        "messages": run.messages.means(),
     }
-    report["messages"] = run.messages.means()
     told = exchange(run.transport, report)
     loss, accuracy = told[0]["result"]
     train_loss, training_s = told[0]["own"]  # the server's, so that every rank has the same line
