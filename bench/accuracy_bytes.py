@@ -18,18 +18,12 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from hpcvfl.benchmarks.common import Report
-from hpcvfl.benchmarks.training import Cell, results, run_missing
-from hpcvfl.cli import load_config
-from hpcvfl.codecs import table as codec_table
+from hpcvfl.benchmarks.training import Cell, check_bytes, results, run_missing
 from hpcvfl.codecs.frame import HEADER_NBYTES
-from hpcvfl.config import build, merge, nest
-from hpcvfl.engine.run import train
-from hpcvfl.transport.threads import ThreadsWorld
 
 RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "accuracy-bytes"
@@ -233,28 +227,6 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def smoke(report: Report) -> None:
-    """A tiny run with error feedback: bytes measured = header + codec.nbytes of every frame."""
-    embeddings, head = CODECS["ef-toprow2-1bit"]
-    with tempfile.TemporaryDirectory() as scratch:
-        over = {
-            "run.folder": scratch,
-            "algorithm.rounds": 3,
-            "codec": embeddings,
-            "head_codec": head,
-        }
-        config = build(merge(load_config(["digits"]).model_dump(), nest(over)))
-        summary = ThreadsWorld(config.num_parties + 1).run(lambda t: train(config, t))[0]
-    m, shape = config.num_parties, (config.data.batch_size, config.model.embedding_dim)
-    embed = HEADER_NBYTES + codec_table.parse(embeddings).nbytes(shape, 4)
-    head_shapes = [(10, m * config.model.embedding_dim), (10,)]
-    head_bytes = HEADER_NBYTES + sum(codec_table.parse(head).nbytes(s, 4) for s in head_shapes)
-    due = 3 * (m * embed + m * (head_bytes + m * embed))
-    report.row(rounds=summary["rounds"], wire_bytes=summary["wire_bytes"], due_bytes=due)
-    off = abs(summary["wire_bytes"] - due)
-    report.target("measured bytes off", off, 0, "bytes", at_most=True, any_size=True)
-
-
 def main(argv: list[str]) -> int:
     """Run what is missing, then report."""
 
@@ -267,7 +239,7 @@ def main(argv: list[str]) -> int:
     report = Report("accuracy-bytes", argv, options)
     report.command = " ".join(["python bench/accuracy_bytes.py", *argv])
     if report.smoke:
-        smoke(report)
+        check_bytes(report, *CODECS["ef-toprow2-1bit"])
         return report.finish()
     if not report.args.table:
         run_missing(grid(), CODECS, CELLS, report.args.only)

@@ -16,18 +16,11 @@ import math
 import re
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from hpcvfl.benchmarks.common import Report
-from hpcvfl.benchmarks.training import Cell, results, run_config, run_missing
-from hpcvfl.cli import load_config
-from hpcvfl.codecs import table as codec_table
-from hpcvfl.codecs.frame import HEADER_NBYTES
-from hpcvfl.config import build, merge, nest
-from hpcvfl.engine.run import train
-from hpcvfl.transport.threads import ThreadsWorld
+from hpcvfl.benchmarks.training import Cell, check_bytes, results, run_config, run_missing
 
 CELLS = Path(__file__).parent / "results" / "fashion-mnist"
 SEEDS = (0, 1, 2, 3, 4)
@@ -125,29 +118,6 @@ def judge(report: Report, found: dict[Cell, dict[str, Any]], batch: int, due_rat
     report.target(f"float32 bytes / 4-bit bytes {where}", ratio, due_ratio, "x")
 
 
-def smoke(report: Report) -> None:
-    """A tiny run: do the measured bytes equal header + codec.nbytes of every frame received?"""
-    with tempfile.TemporaryDirectory() as scratch:
-        over = {"run.folder": scratch, "algorithm.rounds": 3, "codec": CODECS["2bit"][0]}
-        config = build(merge(load_config(["digits"]).model_dump(), nest(over)))
-        summary = ThreadsWorld(config.num_parties + 1).run(lambda t: train(config, t))[0]
-    m, shape = config.num_parties, (config.data.batch_size, config.model.embedding_dim)
-    embed = HEADER_NBYTES + codec_table.parse(config.codec).nbytes(shape, 4)
-    head_codec = codec_table.parse(config.head_codec)
-    head_shapes = [(10, m * config.model.embedding_dim), (10,)]
-    head = HEADER_NBYTES + sum(head_codec.nbytes(s, 4) for s in head_shapes)
-    due = 3 * (m * embed + m * (head + m * embed))
-    report.row(rounds=summary["rounds"], wire_bytes=summary["wire_bytes"], due_bytes=due)
-    report.target(
-        "measured bytes off",
-        abs(summary["wire_bytes"] - due),
-        0,
-        "bytes",
-        at_most=True,
-        any_size=True,
-    )
-
-
 def main(argv: list[str]) -> int:
     """Run what is missing, then report."""
 
@@ -161,7 +131,7 @@ def main(argv: list[str]) -> int:
     report = Report("fashion-mnist", argv, options)
     report.command = " ".join(["python bench/fashion_mnist.py", *argv])
     if report.smoke:
-        smoke(report)
+        check_bytes(report, *CODECS["2bit"])
         return report.finish()
     if report.args.tune:
         tune(report)

@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcvfl.benchmarks.common import machine
+from hpcvfl.benchmarks.common import Report, machine
 from hpcvfl.cli import load_config
+from hpcvfl.codecs import table as codec_table
+from hpcvfl.codecs.frame import HEADER_NBYTES
 from hpcvfl.config import Config, build, merge, nest
 from hpcvfl.engine.run import train
 from hpcvfl.transport.threads import ThreadsWorld
@@ -127,6 +129,21 @@ def run_missing(cells: Iterable[Cell], codecs: CodecTable, folder: Path, only: s
         aside = path.with_suffix(".tmp")
         aside.write_text(json.dumps(result, indent=1) + "\n")
         aside.replace(path)
+
+
+def check_bytes(report: Report, embeddings: str, head: str) -> None:
+    """A tiny run of the two codecs: bytes measured = header + codec.nbytes of every frame."""
+    over = {"codec": embeddings, "head_codec": head, "algorithm.rounds": 3}
+    config = build(merge(load_config(["digits"]).model_dump(), nest(over)))
+    summary, _ = run_config(config)
+    m, shape = config.num_parties, (config.data.batch_size, config.model.embedding_dim)
+    embed = HEADER_NBYTES + codec_table.parse(embeddings).nbytes(shape, 4)
+    head_shapes = [(10, m * config.model.embedding_dim), (10,)]
+    head_bytes = HEADER_NBYTES + sum(codec_table.parse(head).nbytes(s, 4) for s in head_shapes)
+    due = 3 * (m * embed + m * (head_bytes + m * embed))
+    report.row(rounds=summary["rounds"], wire_bytes=summary["wire_bytes"], due_bytes=due)
+    off = abs(summary["wire_bytes"] - due)
+    report.target("measured bytes off", off, 0, "bytes", at_most=True, any_size=True)
 
 
 def results(cells: Iterable[Cell], folder: Path) -> dict[Cell, dict[str, Any]]:
