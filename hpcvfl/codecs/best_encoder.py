@@ -18,10 +18,10 @@ import numpy as np
 
 from hpcvfl.codecs import best_side
 from hpcvfl.codecs.base import Bytes
-from hpcvfl.codecs.best_prices import prices_of
 from hpcvfl.codecs.best_side import HALVES, LARGEST_CODE, ROTATED, TRELLIS, Stats, step_of
 from hpcvfl.kernels import golomb, lanes, rans, trellis
 from hpcvfl.kernels.counts import HALF_PRIORS, PRIORS, Model
+from hpcvfl.kernels.prices import prices_of
 from hpcvfl.kernels.trellis import LANES
 
 BLOCK_STEPS = 4096

@@ -7,9 +7,9 @@ import pytest
 from support import naive_rans
 from support.naive import plain
 
-from hpcvfl.codecs.best_prices import prices_of
 from hpcvfl.kernels import counts, golomb, rans
 from hpcvfl.kernels.counts import PRIORS, TOTAL, Model
+from hpcvfl.kernels.prices import prices_of
 from hpcvfl.kernels.trellis import LANES
 
 BOTH = pytest.mark.parametrize("form", [lambda f: f, plain], ids=["compiled", "python"])
@@ -193,6 +193,27 @@ def test_prices_are_the_bits_of_a_table():
     price_8K = prices_of(table_XE, np.zeros(1, np.int32), 0.5)
     assert price_8K[:4] == pytest.approx([1, 1, 0.25, 0.05], abs=0.01)
     assert (price_8K[4:] == price_8K[:4]).all()
+
+
+@pytest.mark.parametrize("low", [0, 1, 3])
+def test_prices_are_the_weighted_parabola_of_numpy(low):
+    seen = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        weight_E = np.exp(-((np.arange(16) - 8.0) ** 2) / rng.uniform(4, 40)) + 1e-3
+        share = np.maximum(np.rint(TOTAL * weight_E / weight_E.sum() * rng.uniform(0.7, 1, 16)), 1)
+        table_XE = np.zeros((2, counts.WIDTH), np.uint16)
+        table_XE[:, 1:17] = np.cumsum(share)
+        price_8K = prices_of(table_XE, np.array([low], np.int32), 1.0)
+        m = np.abs((np.arange(1, 16) - 8.0) * 2**low + (2**low - 1) / 2)
+        keep = (np.arange(1, 16) != 8) | (low > 0)
+        bits = 14 - np.log2(share[1:]) + low
+        bend, slope, base = np.polyfit(m[keep], bits[keep], 2, w=np.sqrt(share[1:][keep]))
+        if bend > 0:  # otherwise it is a line
+            seen += 1
+            due = [base if low else bits[7], base, slope, bend]
+            assert price_8K[:4] == pytest.approx(due, rel=1e-4, abs=1e-4)
+    assert seen > 10
 
 
 def test_prices_never_bend_down():
