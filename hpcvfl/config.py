@@ -149,7 +149,7 @@ class RunConfig(Section):
     progress: Annotated[bool, Field(json_schema_extra=HOW)] = True
     """Progress bar on rank 0."""
     plots: Annotated[bool, Field(json_schema_extra=HOW)] = True
-    """Draw the three plots at the end, where matplotlib is installed."""
+    """Draw the plots at the end, where matplotlib is installed."""
 
 
 class Config(Section):

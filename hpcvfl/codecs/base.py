@@ -162,12 +162,16 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
     "scalar:bits=2,scope=column"      -> ("scalar", {"bits": "2", "scope": "column"})
     "topk:k=2,values=(scalar:bits=1,range=gauss)" -> ("topk", {.., "values": "scalar:bits=1,.."})
     "ef(scalar:bits=1)"               -> ("ef", {"codec": "scalar:bits=1"})
+    Spaces mean nothing.
     """
+    spec = "".join(spec.split())
     name, at, rest = spec, len(spec), ""
     for sign in ":(":
         if (found := spec.find(sign)) != -1 and found < at:
             name, at = spec[:found], found
             rest = spec[found + 1 :] if sign == ":" else f"codec={spec[found:]}"
+    if rest == "codec=()":
+        rest = ""
     options: dict[str, str] = {}
     for part in filter(None, _split_outside(spec, rest)):
         option, equals, value = part.partition("=")
@@ -204,10 +208,17 @@ def _split_outside(spec: str, rest: str) -> list[str]:
 
 def known_options(name: str, options: Mapping[str, str], known: Sequence[str]) -> None:
     """Raise ConfigError for an option that the codec does not have."""
-    for option in options:
-        if option not in known:
-            choices = ", ".join(known) if known else "none"
-            raise ConfigError(f"codec {name}: unknown option {option!r}; options: {choices}")
+    inner = ""  # the last option before, if its value is a spec with options of its own
+    for option, value in options.items():
+        if option in known:
+            inner = option if ":" in value and "(" not in value else inner
+            continue
+        text = f"codec {name}: unknown option {option!r}; "
+        text += f"options: {', '.join(known)}" if known else "it takes none"
+        if inner and inner != "range":
+            meant = f"{inner}=({options[inner]},{option}={value})"
+            text += f"; an option of the codec inside stands in brackets with it: {meant}"
+        raise ConfigError(text)
 
 
 def choice(name: str, option: str, value: str, choices: Sequence[str]) -> str:

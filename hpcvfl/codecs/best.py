@@ -55,7 +55,11 @@ class BestCodec(Codec):
     def from_options(cls, options: Mapping[str, str], parse: Callable[[str], Codec]) -> BestCodec:
         """From the options of a spec string; ConfigError names option, value and choices."""
         known_options(cls.name, options, ("bits",))
-        text = options.get("bits", "missing")
+        if "bits" not in options:
+            raise ConfigError(
+                "codec best: bits is missing; possible: 0.1 to 8, e.g. best:bits=0.75"
+            )
+        text = options["bits"]
         try:
             bits = Decimal(text)
         except InvalidOperation:

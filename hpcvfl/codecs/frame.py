@@ -12,7 +12,8 @@ offset size field
 12      4   tau: local steps the sender took in the previous round
 16      4   round
 20      4   squared_error: of this message, summed over its values (float32); its E_m
-24      8   count: elements in the message
+24      4   count: elements in the message
+28      4   energy: sum of squares of the message (float32); 0 from a codec that loses nothing
 32      8   payload_nbytes
 40      8   w_bar: largest weight of the sender's local optimizer in the previous round (float64);
            0 as long as no rate policy uses it
@@ -34,14 +35,16 @@ import numpy as np
 from hpcvfl.codecs.base import Bytes
 from hpcvfl.errors import WireError
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MAGIC = b"HVFL"
 MAX_ROUNDS = 1 << 32
 """Rounds a run may have: what the header can count."""
+MAX_VALUES = (1 << 32) - 1
+"""Elements a message may have."""
 KINDS = ("head", "embed", "grad", "eval")
 HEADER_NBYTES = 64
 
-_HEADER = struct.Struct("<4sBBBBHBBIIfQQdfIII")
+_HEADER = struct.Struct("<4sBBBBHBBIIfIfQdfIII")
 _CRC = struct.Struct("<I")
 _HAS_PAYLOAD_CRC = 1
 _FLOAT32_MAX = 3.4e38
@@ -64,6 +67,7 @@ class Header(NamedTuple):
     level: int = 0
     next_level: int = 0
     squared_error: float = 0.0
+    energy: float = 0.0
 
 
 def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False) -> None:
@@ -86,6 +90,7 @@ def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False)
         header.round_index,
         min(header.squared_error, _FLOAT32_MAX),
         header.num_values,
+        min(header.energy, _FLOAT32_MAX),
         header.payload_nbytes,
         header.w_bar,
         header.seconds,
@@ -112,8 +117,8 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
         )
     fields = _HEADER.unpack_from(frame_B.data, 0)
     magic, version, kind, codec, flags, sender, level, next_level, tau, round_index = fields[:10]
-    squared_error, count, payload_nbytes, w_bar, seconds, batch_hash = fields[10:16]
-    payload_crc, header_crc = fields[16:]
+    squared_error, count, energy, payload_nbytes, w_bar, seconds, batch_hash = fields[10:17]
+    payload_crc, header_crc = fields[17:]
     if magic != MAGIC:
         raise WireError(
             f"{where()} starts with {magic!r}, due {MAGIC!r}; not a frame, or none arrived"
@@ -138,8 +143,9 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
         raise WireError(
             f"{where()} has {frame_B.size} bytes, due {HEADER_NBYTES + payload_nbytes}; cut short"
         )
-    if not 0 <= squared_error < math.inf:
-        raise WireError(f"{where()}: squared_error is {squared_error}, due a sum of squares")
+    for name, value in (("squared_error", squared_error), ("energy", energy)):
+        if not 0 <= value < math.inf:
+            raise WireError(f"{where()}: {name} is {value}, due a sum of squares")
     summed = bool(flags & _HAS_PAYLOAD_CRC)
     if summed != checksum_payload:
         word = "unexpected" if summed else "expected"
@@ -152,6 +158,7 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
         seconds=seconds,
         next_level=next_level,
         squared_error=squared_error,
+        energy=energy,
     )
 
 

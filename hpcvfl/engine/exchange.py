@@ -11,7 +11,14 @@ import numpy as np
 
 from hpcvfl import seeds
 from hpcvfl.codecs.base import Array, Bytes, Codec, Message
-from hpcvfl.codecs.frame import HEADER_NBYTES, Header, read_header, rows_hash, write_header
+from hpcvfl.codecs.frame import (
+    HEADER_NBYTES,
+    MAX_VALUES,
+    Header,
+    read_header,
+    rows_hash,
+    write_header,
+)
 from hpcvfl.codecs.stream import Stream
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.transport.base import Slots, Transport
@@ -105,6 +112,7 @@ class Exchange:
             w_bar=w_bar,
             seconds=seconds,
             squared_error=error,
+            energy=energy,
             next_level=stream.next_level(round_index, error, energy),
         )
         self.headers_R[rank] = header
@@ -172,6 +180,12 @@ class Exchange:
         """Payload layout of every rank and the buffer of all frames, for this batch size."""
         if batch_size not in self._layouts:
             layouts_R = [stream.message(batch_size) for stream in self.streams_R]
+            for rank, message in enumerate(layouts_R):
+                if message.count > MAX_VALUES:
+                    raise ConfigError(
+                        f"block {rank}: a message of {message.count} values, at most {MAX_VALUES};"
+                        " choose a smaller data.batch_size or model.embedding_dim"
+                    )
             slots = Slots(
                 [HEADER_NBYTES + m.nbytes for m in layouts_R],
                 ["head", *["embed"] * (len(layouts_R) - 1)],

@@ -16,37 +16,47 @@ from hpcvfl.codecs.frame import Header
 
 # legend: R ranks
 
+FIELDS = ("squared_error", "energy", "bits_per_value")
+"""What is told of every message."""
+
 
 class MessageLog:
-    """messages.jsonl: {"round": r, "squared_error": [E_0, .., E_M], "bits_per_value": [..]}."""
+    """messages.jsonl, a line a round:
+
+    {"round": r, "squared_error": [E_0, .., E_M], "energy": [..], "bits_per_value": [..]}
+
+    squared_error, energy : sums over the values of a message, of the error and of the values
+    """
 
     def __init__(self, num_ranks: int, path: Path | None) -> None:
         """With `path` (rank 0) lines are written; without, nothing happens."""
         self._file: TextIO | None = path.open("w", encoding="utf-8") if path else None
-        self._sums_2R = np.zeros((2, num_ranks))
+        self._sums_3R = np.zeros((len(FIELDS), num_ranks))
         self._rounds = 0
 
     def note(self, round_index: int, headers_R: Sequence[Header | None]) -> None:
         """A round is over, in which every sender's message had one of these headers."""
         if self._file is None:
             return
-        errors_R = [h.squared_error if h else 0.0 for h in headers_R]
-        bits_R = [8 * h.payload_nbytes / max(h.num_values, 1) if h else 0.0 for h in headers_R]
-        self._sums_2R += (errors_R, bits_R)
+        row_3R = [
+            [h.squared_error if h else 0.0 for h in headers_R],
+            [h.energy if h else 0.0 for h in headers_R],
+            [8 * h.payload_nbytes / max(h.num_values, 1) if h else 0.0 for h in headers_R],
+        ]
+        self._sums_3R += row_3R
         self._rounds += 1
-        errors, bits = (", ".join(f"{v:.6g}" for v in values) for values in (errors_R, bits_R))
-        self._file.write(
-            f'{{"round": {round_index}, "squared_error": [{errors}], "bits_per_value": [{bits}]}}\n'
-        )
+        lists = (", ".join(f"{value:.6g}" for value in row_R) for row_R in row_3R)
+        fields = (f'"{name}": [{text}]' for name, text in zip(FIELDS, lists, strict=True))
+        self._file.write(f'{{"round": {round_index}, {", ".join(fields)}}}\n')
 
     def means(self) -> dict[str, Any]:
-        """Means over the rounds since the last call, by block; both lists empty if there were
+        """Means over the rounds since the last call, by block; lists are empty if there were
         none.
         """
-        means_2R = (self._sums_2R / self._rounds).tolist() if self._rounds else [[], []]
-        self._sums_2R[:] = 0
+        means_3R = (self._sums_3R / self._rounds).tolist() if self._rounds else [[] for _ in FIELDS]
+        self._sums_3R[:] = 0
         self._rounds = 0
-        return {"squared_error": means_2R[0], "bits_per_value": means_2R[1]}
+        return dict(zip(FIELDS, means_3R, strict=True))
 
     def close(self) -> None:
         """Flush and close the file, if there is one."""

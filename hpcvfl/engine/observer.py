@@ -9,6 +9,9 @@ from typing import Any, Protocol
 class Observer(Protocol):
     """Told on rank 0 how a run goes; the progress bar is one."""
 
+    def preparing(self, text: str) -> None:
+        """What happens before the first round that may take its time."""
+
     def begin(self, total_rounds: int, path: Path) -> None:
         """The run starts: how many rounds at most, which folder."""
 
@@ -18,12 +21,18 @@ class Observer(Protocol):
     def evaluation(self, line: dict[str, Any]) -> None:
         """An evaluation ended; `line` as in metrics.jsonl."""
 
+    def warning(self, text: str) -> None:
+        """Something that the user should know while the run goes on."""
+
     def end(self) -> None:
         """The run ended, well or not."""
 
 
 class Silent:
     """Shows nothing."""
+
+    def preparing(self, text: str) -> None:
+        """See Observer."""
 
     def begin(self, total_rounds: int, path: Path) -> None:
         """See Observer."""
@@ -32,6 +41,9 @@ class Silent:
         """See Observer."""
 
     def evaluation(self, line: dict[str, Any]) -> None:
+        """See Observer."""
+
+    def warning(self, text: str) -> None:
         """See Observer."""
 
     def end(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 
 from hpcvfl import __version__
 from hpcvfl.clock import WORKING_PHASES, PhaseClock
+from hpcvfl.codecs.feedback import FeedbackCodec
 from hpcvfl.codecs.frame import MAX_ROUNDS
 from hpcvfl.config import Config, digest
 from hpcvfl.data import Batches
@@ -50,6 +52,7 @@ class Run:
     total_rounds: int
     lines: list[dict[str, Any]] = field(default_factory=list)
     rounds: int = 0
+    warnings: dict[int, str] = field(default_factory=dict)  # by block, each said once
 
 
 def train(
@@ -66,7 +69,7 @@ def train(
     begun_s     : time.perf_counter() when the program started; the time since is booked as start
     """
     shown: Observer = progress if progress and transport.rank == 0 else Silent()
-    run = prepare(config, transport, begun_s)
+    run = prepare(config, transport, begun_s, shown)
     shown.begin(run.total_rounds, run.path)
     try:
         last = RoundResult(0, 0.0, 0.0)
@@ -76,7 +79,10 @@ def train(
             if after_round:
                 after_round(run, last)
             if evaluation_is_due(run, round_index):
-                shown.evaluation(evaluate_now(run, last.loss))
+                line = evaluate_now(run, last.loss)
+                shown.evaluation(line)
+                for text in new_warnings(run, line):
+                    shown.warning(text)
                 if target_reached(run):
                     break
         return finish(run)
@@ -87,7 +93,12 @@ def train(
         shown.end()
 
 
-def prepare(config: Config, transport: Transport, begun_s: float | None = None) -> Run:
+def prepare(
+    config: Config,
+    transport: Transport,
+    begun_s: float | None = None,
+    shown: Observer | None = None,
+) -> Run:
     """Handshake, run folder, everything that the first round needs."""
     clock, meter = PhaseClock(begun_s), Meter()
     transport.timeout_s = config.transport.first_timeout_s
@@ -119,6 +130,8 @@ def prepare(config: Config, transport: Transport, begun_s: float | None = None) 
     pattern, memory_folder = config.transport.pattern, config.run.memory_folder
     # On all ranks or none: the memories of error feedback may not fit.
     swap = each(transport, lambda: Exchange(transport, agreement, pattern, memory_folder))
+    if shown:
+        shown.preparing(f"compiling the kernels of {', '.join(agreement.table)}")
     swap.compile_codecs(min(data.batch_size, block.shard.num_rows))
     clock.to("other")
     return Run(config, block, swap, transport, meter, messages, clock, batches, path, total)
@@ -188,6 +201,31 @@ def evaluate_now(run: Run, train_loss: float) -> dict[str, Any]:
     return line
 
 
+def new_warnings(run: Run, line: dict[str, Any]) -> list[str]:
+    """Blocks whose messages since the last evaluation had more error than energy, told once each.
+
+    Error feedback around a codec whose error is larger than its message diverges, and the accuracy
+    alone does not say why.
+    """
+    said = []
+    for block, (error, energy) in enumerate(
+        zip(line["squared_error"], line["energy"], strict=True)
+    ):
+        if error > energy and block not in run.warnings:
+            codec = run.exchange.agreement.codecs_R[block]
+            advice = (
+                "error feedback diverges around this codec (README, Codecs)"
+                if isinstance(codec, FeedbackCodec)
+                else "it loses more than it sends"
+            )
+            run.warnings[block] = (
+                f"block {block}, {codec.spec}: up to round {run.rounds} the error of its messages"
+                f" is {error / energy if energy else math.inf:.3g} times their energy; {advice}"
+            )
+            said.append(run.warnings[block])
+    return said
+
+
 def target_reached(run: Run) -> bool:
     """Whether the last evaluation met `algorithm.target_accuracy`; the same answer on every
     rank.
@@ -255,6 +293,7 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
             "slowest_party": max((t["seconds"] for t in told[1:]), key=busy_s),
         },
         "codec": [codec.spec for codec in run.exchange.agreement.codecs_R],
+        "warnings": list(run.warnings.values()),
         "transport": run.transport.name,
         "pattern": config.transport.pattern,
         "threads": config.threads,

@@ -18,6 +18,10 @@ class Progress:
         self._bar: tqdm | None = None
         self._shown: dict[str, str] = {}
 
+    def preparing(self, text: str) -> None:
+        """Say what is done before the first round."""
+        print(text, file=sys.stderr, flush=True)
+
     def begin(self, total_rounds: int, path: Path) -> None:
         """Show the folder and start the bar."""
         print(f"run folder {path}", file=sys.stderr, flush=True)
@@ -45,6 +49,10 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix(self._shown, refresh=False)
         tqdm.write(text, file=sys.stderr)
+
+    def warning(self, text: str) -> None:
+        """Print a line above the bar."""
+        tqdm.write(f"hpcvfl: warning: {text}", file=sys.stderr)
 
     def end(self) -> None:
         """Take the bar away."""

@@ -7,13 +7,18 @@ from typing import Any
 
 
 def closing_table(summary: dict[str, Any]) -> str:
-    """Accuracy, rounds, measured bytes and seconds by phase of one run (summary.json)."""
+    """Accuracy, codecs, measured bytes and seconds by phase of one run (summary.json)."""
     wire, raw = summary["wire_bytes"], summary["raw_bytes"]
-    seconds = summary["seconds"]
+    seconds, metrics, kinds = summary["seconds"], summary["metrics"], _bytes_by_kind(summary)
     rows = [
-        (f"{summary['evaluated_on']} accuracy", f"{summary['metrics']['accuracy']:.4f}"),
+        (f"{summary['evaluated_on']} accuracy", f"{metrics['accuracy']:.4f}"),
+        ("loss", f"{metrics['loss']:.4f}, {metrics['train_loss']:.4f} on the last batch"),
         ("rounds", f"{summary['rounds']}"),
+        ("codec", embedding_codecs(summary)),
+        ("codec of the head", summary["codec"][0]),
         ("wire bytes, measured", f"{wire:,}"),
+        ("  embeddings", f"{kinds['embed']:,}"),
+        ("  head", f"{kinds['head']:,}"),
         ("raw bytes", f"{raw:,}"),
         ("raw / wire", f"{raw / wire:.2f}"),
         ("seconds, total", f"{seconds['total']:.2f}"),
@@ -23,7 +28,21 @@ def closing_table(summary: dict[str, Any]) -> str:
         rows.append(
             (f"  {phase}", f"{server_s:.2f} server, {seconds['slowest_party'][phase]:.2f} party")
         )
-    return aligned(rows)
+    return "\n".join([aligned(rows), *(f"warning: {w}" for w in summary["warnings"])])
+
+
+def embedding_codecs(summary: dict[str, Any]) -> str:
+    """Codecs of the parties, each once."""
+    return "; ".join(sorted(set(summary["codec"][1:])))
+
+
+def _bytes_by_kind(summary: dict[str, Any]) -> dict[str, int]:
+    """Wire bytes of training by kind of message, both directions."""
+    out = {"embed": 0, "head": 0}
+    for key, nbytes in summary["wire_bytes_by"].get("train", {}).items():
+        kind = key.split()[1]
+        out[kind] = out.get(kind, 0) + nbytes
+    return out
 
 
 def comparison(summaries: Sequence[dict[str, Any]]) -> str:
@@ -31,11 +50,10 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> str:
     header = ("run", "codec", "head", "Q", "accuracy", "rounds", "wire MB", "raw/wire", "seconds")
     rows = [header]
     for s in summaries:
-        codecs = sorted(set(s["codec"][1:]))
         rows.append(
             (
                 s["folder"].rsplit("/", 1)[-1],
-                "; ".join(codecs),
+                embedding_codecs(s),
                 s["codec"][0],
                 str(s["local_steps"]),
                 f"{s['metrics']['accuracy']:.4f}",

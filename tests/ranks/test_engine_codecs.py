@@ -15,9 +15,11 @@ from hpcvfl.cli import main
 from hpcvfl.codecs import table
 from hpcvfl.codecs.frame import HEADER_NBYTES
 from hpcvfl.engine.checkpoint import load_streams, stream_path
+from hpcvfl.engine.observer import Silent
 from hpcvfl.engine.run import prepare, train
 from hpcvfl.errors import ConfigError, DataError, WireError
 from hpcvfl.report.plots import draw
+from hpcvfl.report.tables import closing_table
 from hpcvfl.transport.threads import ThreadsWorld
 
 GAUSS = "scalar:bits=1,range=gauss,scope=column"
@@ -74,7 +76,9 @@ def test_messages_of_every_round_stand_in_the_log_and_their_means_in_the_metrics
     log = lines(summary, "messages.jsonl")
     assert [line["round"] for line in log] == list(range(8))
     for line in log:
-        assert line["squared_error"][0] == 0
+        assert line["squared_error"][0] == line["energy"][0] == 0  # exact, so not measured
+        lost = zip(line["squared_error"][1:], line["energy"][1:], strict=True)
+        assert all(0 < 4 * error < energy for error, energy in lost)
         assert min(line["squared_error"][1:]) > 0
         assert line["bits_per_value"][0] == 32
     first, second = lines(summary, "metrics.jsonl")
@@ -98,6 +102,52 @@ def test_auto_changes_the_sizes_of_frames_and_the_ledger_follows(tmp_path):
         embeds = sum(HEADER_NBYTES + round(b * rows * 4 / 8) for b in bits[r])
         assert line["in.embed"] == embeds
         assert line["out.head"] == 3 * head
+
+
+def test_the_schedule_of_auto_can_be_checked_from_the_log(tmp_path):
+    summary = run_threads(tiny(tmp_path, codec=AUTO, head_codec="none", algorithm__epochs=12))
+    log = lines(summary, "messages.jsonl")
+    due = sum(0.02 / np.sqrt(1 + r / 3) for r in range(len(log)))
+    shares = np.array([line["squared_error"] for line in log])[:, 1:]
+    shares /= np.array([line["energy"] for line in log])[:, 1:]
+    assert (shares.sum(axis=0) < 1.05 * due).all()
+    assert (shares.sum(axis=0) > 0.3 * due).all()  # no more bits than it takes
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [
+        ("ef(randomk:k=2,per=column,scale=on)", "error feedback diverges"),
+        ("randomk:k=1,per=column,scale=on", "loses more than it sends"),
+    ],
+)
+def test_messages_that_lose_more_than_they_hold_are_told_once(tmp_path, codec, words):
+    told = []
+
+    class Watcher(Silent):
+        def warning(self, text):
+            told.append(text)
+
+    config = tiny(tmp_path, codec=codec, algorithm__epochs=3, optimizer__lr=1e-3)
+    world = ThreadsWorld(config.num_parties + 1)
+    summary = world.run(lambda transport: train(config, transport, Watcher()))[0]
+    assert len(told) == len(set(told)) == 3
+    assert all(words in text and codec in text for text in told)
+    assert summary["warnings"] == told
+    assert told[0] in closing_table(summary)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    ["topk:ratio=0.2,per=tensor", "ef(topk:k=3,per=row,values=(scalar:bits=1,range=gauss))"],
+)
+def test_wide_embeddings_train_through_sparse_codecs(tmp_path, codec):
+    shape = {"model__embedding_dim": 130, "algorithm__epochs": 4}
+    dense = run_threads(tiny(tmp_path, codec="none", **shape))
+    sparse = run_threads(tiny(tmp_path, codec=codec, **shape))
+    assert sparse["metrics"]["accuracy"] > dense["metrics"]["accuracy"] - 0.1
+    assert sparse["wire_bytes"] < dense["wire_bytes"]
+    assert not sparse["warnings"]
 
 
 def test_a_level_that_does_not_exist_is_refused(tmp_path):

@@ -213,12 +213,19 @@ def test_a_range_beyond_float32_is_refused():
         ("scalar:bits=2,range=gauss:1:2", "takes no numbers"),
         ("scalar:bits=2,scope=row", "possible: message, column"),
         ("scalar:bits=2,dither=maybe", "possible: on, off"),
-        ("none:bits=2", "options: none"),
+        ("none:bits=2", "it takes none"),
         ("float32", "codecs: none, float16, bfloat16, scalar"),
         ("", "codecs: none"),
         ("scalar:bits=(2", "brackets do not match"),
         ("scalar:bits=2)", "brackets do not match"),
         ("scalar(bits=2)", "unknown option 'codec'"),
+        ("ef()", "codec ef: which one"),
+        ("best", "bits is missing"),
+        (
+            "topk:k=2,values=scalar:bits=2,range=gauss",
+            r"unknown option 'range'; .* values=\(scalar:bits=2,range=gauss\)",
+        ),
+        ("auto:error=0.1,codec=scalar:range=gauss,dither=on", r"codec=\(scalar:range=gauss,dither"),
     ],
 )
 def test_a_bad_spec_names_option_and_choices(spec, words):

@@ -196,7 +196,7 @@ def test_memory_is_rows_times_width_times_the_state():
         ("topk:k=" + "9" * 6000, "6007 characters"),
         ("ef16(ef(none))", "given twice"),
         ("auto:codec=ef", "has no bits to choose.*unknown option 'bits'"),
-        ("auto:codec=none", "has no bits to choose.*options: none"),
+        ("auto:codec=none", "has no bits to choose.*it takes none"),
         ("auto:codec=scalar:bits=2", "which auto is to choose"),
         ("auto:error=0", "between 0 and 1"),
         ("auto:error=x", "is no number"),

@@ -18,15 +18,15 @@ def frame(checksum=False, header=DUE):
 
 def test_header_comes_back_as_written():
     sent = Header(
-        "head", 2, 0, 2**32 - 1, 2**33, 25, tau=7, w_bar=1.5, seconds=0.25, batch_hash=2**32 - 1
+        "head", 2, 0, 2**32 - 1, 2**32 - 1, 25, tau=7, w_bar=1.5, seconds=0.25, batch_hash=2**32 - 1
     )
-    sent = sent._replace(level=3, next_level=255, squared_error=0.125)
+    sent = sent._replace(level=3, next_level=255, squared_error=0.125, energy=3.5)
     assert read_header(frame(header=sent), sent) == sent
 
 
 def test_header_is_64_bytes_little_endian():
     assert HEADER_NBYTES == 64
-    assert frame()[:16].tobytes() == b"HVFL" + bytes([2, 1, 1, 0]) + bytes([3, 0, 0, 0]) + bytes(4)
+    assert frame()[:16].tobytes() == b"HVFL" + bytes([3, 1, 1, 0]) + bytes([3, 0, 0, 0]) + bytes(4)
     assert frame()[16:24].tobytes() == (17).to_bytes(8, "little")  # no error measured
 
 
