@@ -32,7 +32,8 @@ USAGE = """usage: hpcvfl VERB ...
   doctor [CONFIG ..]                        ranks, MPI, launcher, affinity, threads, versions; the
                                             memory that a config's error feedback takes
   theory --batch-size B --embedding-dim P   bits, cell volume and k that C-VFL's convergence asks
-         --range D --steps T                for
+         --range D --steps T                for: B rows of P values in a range of width D, T local
+                                            steps in all
   bench kernels|codecs|exchange|round [--smoke] [--json FILE]
 
 in one process:  hpcvfl train digits
@@ -52,12 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if verb not in VERBS:
                 raise ConfigError(f"unknown verb {verb!r}; verbs: {', '.join(VERBS)}")
-            return VERBS[verb](arguments[1:])
+            status = VERBS[verb](arguments[1:])
+            sys.stdout.flush()
+            return status
         except HpcvflError as error:
             return tell_all(error)
     except HpcvflError as error:
         complain(str(error))
         return error.exit_code
+    except BrokenPipeError:  # the reader of our output, `head` say, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         complain("interrupted")
         return 130

@@ -144,7 +144,7 @@ class RunConfig(Section):
     """Parent of the run folder NAME-DATE."""
     memory_folder: Annotated[str | None, Field(json_schema_extra=HOW)] = None
     """Keep the memories of error feedback in files of this folder (gone at the end) instead of in
-    memory.
+    memory; each is an open file, one a party on every rank.
     """
     progress: Annotated[bool, Field(json_schema_extra=HOW)] = True
     """Progress bar on rank 0."""

@@ -100,6 +100,9 @@ def topk_k(sizes: Sizes) -> int:
 def page(sizes: Sizes) -> str:
     """The choices as a page, the paper's printed constants beside the exact ones."""
     bits, cell, k = scalar_bits(sizes), lattice_cell(sizes), topk_k(sizes)
+    beyond = ", more than the 8 that the codec has" if bits > 8 else ""
+    beyond_lattice = ", more than the 16 that the codec has" if lattice_bits(sizes) > 16 else ""
+    whole = ", which is all of them" if k == sizes.embedding_dim else ""
     values = sizes.batch_size * sizes.embedding_dim
     printed = values * sizes.value_range**2 / 12 * 4.0**-bits
     order = math.log2(values * sizes.value_range**2 * math.sqrt(sizes.num_steps))
@@ -108,13 +111,13 @@ def page(sizes: Sizes) -> str:
             f"B = {sizes.batch_size}, P = {sizes.embedding_dim}, range {sizes.value_range:g},"
             f" T = {sizes.num_steps}: a message may have the squared error"
             f" {sizes.due_error:.3g}, that is {sizes.due_error / values:.3g} a value",
-            f"scalar   {bits} bits a value: error {scalar_error(sizes, bits):.3g} (exact),"
+            f"scalar   {bits} bits a value{beyond}: error {scalar_error(sizes, bits):.3g} (exact),"
             f" {printed:.3g} (printed bound); the paper's order is log2(B P D^2 sqrt T) ="
             f" {order:.1f} bits",
             f"lattice  hexagonal cells of area {cell:.3g} (exact),"
             f" {sizes.due_error * 24 / values:.3g} (printed bound): {lattice_bits(sizes)} bits a"
-            " pair",
-            f"top-k    k = {k} of {sizes.embedding_dim}: error at most {topk_error(sizes, k):.3g}",
+            f" pair{beyond_lattice}",
+            f"top-k    k = {k} of {sizes.embedding_dim}{whole}: error at most {topk_error(sizes, k):.3g}",
             "In practice far fewer bits train as well (README, Results); the constant 1 before"
             " 1/sqrt(T) is ours.",
         ]

@@ -86,6 +86,12 @@ def train(
                 if target_reached(run):
                     break
         return finish(run)
+    except Exception as error:
+        # Beside the books of the rounds that went well, for who finds the folder in the morning.
+        with suppress(OSError):
+            text = f"{type(error).__name__}: {error}\n"
+            (run.path / f"error.rank{transport.rank}.txt").write_text(text, encoding="utf-8")
+        raise
     finally:
         with suppress(OSError):  # closed in `finish`; here an earlier error is on its way
             run.meter.close()

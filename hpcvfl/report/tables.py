@@ -28,7 +28,7 @@ def closing_table(summary: dict[str, Any]) -> str:
         rows.append(
             (f"  {phase}", f"{server_s:.2f} server, {seconds['slowest_party'][phase]:.2f} party")
         )
-    return "\n".join([aligned(rows), *(f"warning: {w}" for w in summary["warnings"])])
+    return "\n".join([aligned(rows), *(f"warning: {w}" for w in summary.get("warnings", []))])
 
 
 def embedding_codecs(summary: dict[str, Any]) -> str:

@@ -171,6 +171,20 @@ def test_a_failure_inside_a_round_ends_the_run_in_one_process(tmp_path, tower, w
     )
     assert done.returncode in (1, 7)
     assert words in done.stderr
+    (left,) = tmp_path.glob("runs/*/error.rank*.txt")
+    assert left.name == "error.rank2.txt"
+    assert words in left.read_text()
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    sizes = ["--batch-size", "9", "--embedding-dim", "4", "--range", "2", "--steps", "99"]
+    command = [sys.executable, "-m", "hpcvfl", "theory", *sizes]
+    writer = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    writer.stdout.close()
+    assert writer.wait(timeout=100) == 141
+    assert writer.stderr.read() == ""
 
 
 def test_one_row_left_over_is_refused_where_batches_are_normalised(tmp_path, capsys):

@@ -78,3 +78,11 @@ def test_the_verb_prints_a_page(capsys):
 def test_bad_sizes_are_named(arguments, words):
     with pytest.raises(ConfigError, match=words):
         theory.parse(arguments)
+
+
+def test_what_no_codec_has_is_said():
+    assert "more than" not in theory.page(theory.Sizes(100, 16, 0.01, 100))
+    page = theory.page(theory.Sizes(10**6, 16, 1e3, 10**9))
+    assert "more than the 8" in page
+    assert "more than the 16" in page
+    assert "k = 16 of 16, which is all of them" in page
