@@ -117,7 +117,8 @@ def page(sizes: Sizes) -> str:
             f"lattice  hexagonal cells of area {cell:.3g} (exact),"
             f" {sizes.due_error * 24 / values:.3g} (printed bound): {lattice_bits(sizes)} bits a"
             f" pair{beyond_lattice}",
-            f"top-k    k = {k} of {sizes.embedding_dim}{whole}: error at most {topk_error(sizes, k):.3g}",
+            f"top-k    k = {k} of {sizes.embedding_dim}{whole}: error at most"
+            f" {topk_error(sizes, k):.3g}",
             "In practice far fewer bits train as well (README, Results); the constant 1 before"
             " 1/sqrt(T) is ours.",
         ]
