@@ -17,7 +17,15 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from hpcvfl.errors import ConfigError
 
@@ -74,14 +82,41 @@ class ModelConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """The local optimizer of a block; its state is reset at the start of every round."""
+    """The local optimizer of a block: theta -= lr c_t D_t at local step t (engine/optimizers.py).
 
-    name: Annotated[Literal["sgd"], Field(json_schema_extra=LOCAL)] = "sgd"
-    """sgd."""
+    Its state is forgotten at the start of every round, as Flex-VFL has it, unless `keep_state`.
+    """
+
+    name: Annotated[str, Field(json_schema_extra=LOCAL)] = "sgd"
+    """sgd, with the rules below in any combination, or a class of torch.optim by its name (Adam,
+    RMSprop ...), which takes `lr` and `weight_decay` only and is outside Flex-VFL's theory.
+    """
     lr: Annotated[float, Field(gt=0, json_schema_extra=LOCAL)] = 0.1
     """Learning rate at round 0."""
     momentum: Annotated[float, Field(ge=0, lt=1, json_schema_extra=LOCAL)] = 0.0
     """Momentum inside a round (the buffer starts at zero each round)."""
+    dampening: Annotated[float, Field(ge=0, lt=1, json_schema_extra=LOCAL)] = 0.0
+    """d: a gradient enters the momentum buffer times 1 - d, the first one of a round whole; needs
+    momentum > 0.
+    """
+    nesterov: Annotated[bool, Field(json_schema_extra=LOCAL)] = False
+    """Nesterov's momentum, g + momentum * buffer; needs momentum > 0 and dampening = 0."""
+    step_rates: Annotated[
+        tuple[Annotated[float, Field(gt=0)], ...], Field(json_schema_extra=LOCAL)
+    ] = ()
+    """c_t > 0: the rate of local step t of a round is lr * c_t; the last one repeats; empty: 1."""
+    weight_decay: Annotated[float, Field(ge=0, json_schema_extra=LOCAL)] = 0.0
+    """Adds weight_decay * theta to the gradient; handed to a class of torch.optim as it stands, 0
+    too (AdamW's own default is not used).
+    """
+    proximal: Annotated[float, Field(ge=0, json_schema_extra=LOCAL)] = 0.0
+    """mu: adds mu * (theta - theta at the round's start) to the gradient. lr * max(c_t) * (mu +
+    weight_decay) must be below 1.
+    """
+    keep_state: Annotated[bool, Field(json_schema_extra=LOCAL)] = False
+    """Keep the momentum, or the state of a class of torch.optim, from round to round; Flex-VFL's
+    theory then does not hold.
+    """
     schedule: Annotated[
         Literal["constant", "milestones", "cosine"], Field(json_schema_extra=LOCAL)
     ] = "constant"
@@ -92,6 +127,43 @@ class OptimizerConfig(Section):
     """Epochs at which the rate is multiplied by `gamma`."""
     gamma: Annotated[float, Field(gt=0, le=1, json_schema_extra=LOCAL)] = 0.1
     """Factor of the milestone schedule."""
+
+    # Each of these runs for fields that were given, and sees the fields above its own only.
+
+    @field_validator("momentum", "dampening", "nesterov", "step_rates", "proximal")
+    @classmethod
+    def _is_a_rule_of_sgd(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("name", "sgd")
+        if value and name != "sgd":
+            raise ValueError(
+                f"a rule of optimizer.name = 'sgd'; {name!r} of torch.optim takes lr and"
+                " weight_decay only"
+            )
+        return value
+
+    @field_validator("dampening", "nesterov")
+    @classmethod
+    def _fits_the_momentum(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("momentum") == 0:
+            raise ValueError("needs optimizer.momentum > 0")
+        if value and info.data.get("dampening"):
+            raise ValueError(f"needs dampening = 0, it is {info.data['dampening']:g}")
+        return value
+
+    @field_validator("weight_decay", "proximal")
+    @classmethod
+    def _is_no_step_too_far(cls, value: float, info: ValidationInfo) -> float:
+        came = info.data
+        if not value or came.get("name") != "sgd" or not {"lr", "step_rates"} <= came.keys():
+            return value
+        shrink = value + came.get("weight_decay", 0.0)
+        rate = came["lr"] * max(came["step_rates"], default=1.0)
+        if rate * shrink >= 1:
+            raise ValueError(
+                f"due is lr * max(step_rates) * (proximal + weight_decay) < 1, it is"
+                f" {rate:g} * {shrink:g} = {rate * shrink:g}; lower it or optimizer.lr"
+            )
+        return value
 
 
 class AlgorithmConfig(Section):
