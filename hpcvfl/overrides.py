@@ -57,7 +57,8 @@ def one_line(box: str) -> str:
     text = " ".join(words[1:] or words)
     # A value that pydantic refuses arrives as its report; keep the field, the complaint and the
     # value.
-    text = re.sub(r"1 validation error for \w+ (\w+)", r"\1:", text)
+    text = re.sub(r"1 validation error for \w+ ([\w.]+)", r"\1:", text)
+    text = text.replace(": Value error, ", ": ")
     text = re.sub(r" \[type=\w+, input_value=(.*?), input_type=.*$", r" (it is \1)", text)
     names = [f"--{path.replace('_', '-')}" for path, _ in all_fields()]
     unknown = text.partition("Unrecognized options: ")[2].split(",")[0]
@@ -93,7 +94,7 @@ def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int,
                 f"command line: --party {path}: due is --party K.section.field value,"
                 " e.g. --party 2.codec scalar:bits=2"
             )
-        many = field == "optimizer.milestones"  # the one field that is a list: 3,5
+        many = field in ("optimizer.milestones", "optimizer.step_rates")  # lists: 3,5
         new = nest({field: as_toml(f"[{value}]" if many else value)})
         party[int(block)] = merge(party.get(int(block), {}), new)
     return rest, party

@@ -135,6 +135,17 @@ def test_a_wrong_command_line_is_one_line(words, match):
     assert "\n" not in str(caught.value)
 
 
+def test_factors_of_the_rate_are_given_to_one_party_on_the_command_line():
+    config = load_config(["digits", "--party", "1.optimizer.step_rates", "1,0.5"])
+    assert config.for_block(1).optimizer.step_rates == (1.0, 0.5)
+    everyone = load_config(["digits", "--optimizer.step-rates", "1", "0.25"])
+    assert everyone.for_block(2).optimizer.step_rates == (1.0, 0.25)
+    with pytest.raises(ConfigError, match=r"optimizer: step_rates.1: .*greater than 0"):
+        load_config(["digits", "--optimizer.step-rates", "1", "0"])
+    with pytest.raises(ConfigError, match=r"optimizer: proximal: due is lr .* 0.3 . 20 = 6"):
+        load_config(["digits", "--optimizer.proximal", "20"])
+
+
 def test_broken_toml_names_the_line(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("seed = 1\n[data\n")
