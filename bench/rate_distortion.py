@@ -28,7 +28,8 @@ from hpcvfl.benchmarks.common import Report, run_script
 from hpcvfl.cli import load_config
 from hpcvfl.codecs import table
 from hpcvfl.config import build, merge, nest
-from hpcvfl.engine.run import Run, train
+from hpcvfl.engine.prepare import Run
+from hpcvfl.engine.run import train
 from hpcvfl.errors import ConfigError
 from hpcvfl.transport.threads import ThreadsWorld
 

@@ -26,6 +26,7 @@ USAGE = """usage: hpcvfl VERB ...
 
   train CONFIG [--section.field value ..]   CONFIG: a preset (digits, fashion-mnist, synthetic),
         [--party K.section.field value ..]  a .toml file or a run folder; fields: see --help
+        [--slow party=K,factor=F]           slow party K down: steps take F times as long
   evaluate RUN                              accuracy of a finished run from its folder
   report RUN [RUN ..] [--out FOLDER]        table and plots of one or several runs; plots go to
                                             --out, else to the one run's folder or this one

@@ -79,15 +79,21 @@ def as_toml(text: str) -> Any:
 
 
 def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int, dict[str, Any]]]:
-    """Split off `--party K.section.field value`; returns (the rest, {K: nested overrides})."""
+    """Split off `--party K.section.field value` and `--slow party=K,factor=F`, which is short for
+    --party K.steps.slow_factor F; returns (the rest, {K: nested overrides}).
+    """
     rest: list[str] = []
     party: dict[int, dict[str, Any]] = {}
     words = iter(arguments)
+    value: str | None
     for word in words:
-        if word != "--party":
+        if word == "--slow":
+            path, value = _slow(next(words, ""))
+        elif word == "--party":
+            path, value = next(words, ""), next(words, None)
+        else:
             rest.append(word)
             continue
-        path, value = next(words, ""), next(words, None)
         block, _, field = path.partition(".")
         if not block.isdecimal() or not field or value is None:
             raise ConfigError(
@@ -98,3 +104,14 @@ def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int,
         new = nest({field: as_toml(f"[{value}]" if many else value)})
         party[int(block)] = merge(party.get(int(block), {}), new)
     return rest, party
+
+
+def _slow(text: str) -> tuple[str, str]:
+    """ "party=2,factor=4" -> ("2.steps.slow_factor", "4"); ConfigError for anything else."""
+    found = re.fullmatch(r"party=(\d+),factor=([^,]+)", text)
+    if not found:
+        raise ConfigError(
+            f"command line: --slow {text}: due is --slow party=K,factor=F, e.g. --slow"
+            " party=2,factor=4"
+        )
+    return f"{found[1]}.steps.slow_factor", found[2]

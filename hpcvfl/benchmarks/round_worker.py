@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from hpcvfl.config import Config, build
 from hpcvfl.engine.agree import exchange
-from hpcvfl.engine.round import RoundResult
-from hpcvfl.engine.run import Run, one_round, prepare
+from hpcvfl.engine.prepare import Run, prepare
+from hpcvfl.engine.run import one_round
 from hpcvfl.engine.start import build_block
 from hpcvfl.ledger import Meter
 from hpcvfl.transport.mpi import MPI, MpiTransport
@@ -83,6 +83,7 @@ class BareRound:
         """Forward, gather, broadcast, one step."""
         block = self.block
         rows = torch.from_numpy(self.batches.rows(round_index))
+        assert block.shard.train_y is not None
         labels_N = block.shard.train_y[rows]
         parts = list(self.embeddings)
         if self.rank:
@@ -111,15 +112,14 @@ class BareRound:
 
 def measure(run: Run, rounds: int, bare: BareRound | None) -> dict[str, Any]:
     """Medians over blocks of rounds, in ms a round."""
-    last = RoundResult(0, 0.0, 0.0)
     number = 0
     times: dict[str, list[float]] = {"ours": [], "bare": []}
     before: dict[str, float] = {}
 
     def ours(count: int) -> None:
-        nonlocal last, number
+        nonlocal number
         for _ in range(count):
-            last = one_round(run, number, last)
+            one_round(run, number)
             number += 1
 
     def timed(name: str, count: int) -> None:

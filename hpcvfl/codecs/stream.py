@@ -45,7 +45,7 @@ class Stream:
         """
         inner = codec.inner if isinstance(codec, FeedbackCodec) else codec
         self.codec, self.shapes, self.dtype, self.num_rows = codec, shapes, dtype, num_rows
-        self.rates = inner.rates if isinstance(inner, AutoCodec) else (inner,)
+        self.rates = rates_of(codec)
         self.level = inner.first_level if isinstance(inner, AutoCodec) else 0
         self.control = RateControl(inner) if isinstance(inner, AutoCodec) else None
         self.memories: list[Memory] = []
@@ -191,6 +191,12 @@ class Stream:
         if message.count not in self._scratch:
             self._scratch[message.count] = [np.empty(s, self.dtype) for s in message.shapes]
         return self._scratch[message.count]
+
+
+def rates_of(codec: Codec) -> Sequence[Codec]:
+    """What a message may be coded by: the rates of `auto`, else one codec; without `ef`."""
+    inner = codec.inner if isinstance(codec, FeedbackCodec) else codec
+    return inner.rates if isinstance(inner, AutoCodec) else (inner,)
 
 
 def _like_a_message(shape: tuple[int, ...], dtype: np.dtype) -> Array:

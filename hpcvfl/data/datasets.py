@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from hpcvfl.config import DataConfig
 from hpcvfl.data import digits, fashion_mnist, files, synthetic
 from hpcvfl.data.shard import Samples, Shard, check, check_batch_size, hold_out, to_shard
 from hpcvfl.errors import ConfigError
+from hpcvfl.sections import DataConfig
 
 Reader = Callable[[DataConfig, int, int, int], Samples]  # (config, block, num_parties, seed)
 
@@ -22,7 +22,12 @@ READERS: dict[str, Reader] = {
 
 
 def load(
-    config: DataConfig, block: int, num_parties: int, seed: int, dtype: torch.dtype | str
+    config: DataConfig,
+    block: int,
+    num_parties: int,
+    seed: int,
+    dtype: torch.dtype | str,
+    labels: bool = True,
 ) -> Shard:
     """The training and test rows of one block, checked.
 
@@ -30,6 +35,7 @@ def load(
     block       : 0 = server (labels and ids only), k = 1..num_parties = party k
     seed        : the run's seed; used by dataset = synthetic alone, all other splits use seed 0
     dtype       : torch.float32 | torch.float64, or its name
+    labels      : whether this block is to hold them
 
     `validation_rows` > 0 puts that many training rows in place of the test set.
     Raises ConfigError for an unknown dataset or more parties than columns, DataError for data that
@@ -40,9 +46,14 @@ def load(
         raise ConfigError(
             f"data.dataset = {config.dataset!r}: unknown; choices: {', '.join(READERS)}"
         )
-    samples = reader(config, block, num_parties, seed)
+    if reader is files.read:
+        samples = files.read(config, block, num_parties, seed, labels)
+    else:
+        samples = reader(config, block, num_parties, seed)
+    if not labels:
+        samples = samples.without_labels()
     check(samples, block)
     if config.validation_rows:
         samples = hold_out(samples, config.validation_rows)
-    check_batch_size(len(samples.train_y), config.batch_size, block)
+    check_batch_size(len(samples.train_ids), config.batch_size, block)
     return to_shard(samples, block, getattr(torch, dtype) if isinstance(dtype, str) else dtype)

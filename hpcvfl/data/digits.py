@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from hpcvfl import seeds
-from hpcvfl.config import DataConfig
 from hpcvfl.data.partition import image_patch
 from hpcvfl.data.shard import Samples
 from hpcvfl.errors import DataError
+from hpcvfl.sections import DataConfig
 
 MAX_PIXEL = 16.0  # grey levels are 0..16 (UCI optdigits: counts of on-pixels in 4x4 blocks)
 TEST_SHARE = 0.2

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcvfl.config import DataConfig
 from hpcvfl.data.partition import image_patch
 from hpcvfl.data.shard import Samples
 from hpcvfl.errors import DataError
+from hpcvfl.sections import DataConfig
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # Debian package dataset-fashion-mnist
 FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")

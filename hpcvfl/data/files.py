@@ -6,19 +6,23 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcvfl.config import DataConfig
 from hpcvfl.data.shard import Samples
 from hpcvfl.errors import ConfigError, DataError
+from hpcvfl.sections import DataConfig
 
-LABEL_KEYS = ("train_y", "test_y", "train_ids", "test_ids")
+ID_KEYS = ("train_ids", "test_ids")
+LABEL_KEYS = ("train_y", "test_y")
 FEATURE_KEYS = ("train_x", "test_x")
 
 
-def read(config: DataConfig, block: int, num_parties: int, seed: int) -> Samples:
+def read(
+    config: DataConfig, block: int, num_parties: int, seed: int, labels: bool = True
+) -> Samples:
     """Arrays train_x, train_y, train_ids, test_x, test_y, test_ids of this block's own file.
 
-    The server's file needs no x. An optional scalar `num_classes` gives the number of classes;
-    without it, it is the largest training label + 1. Read without pickle: a file cannot run code.
+    The server's file needs no x, a party's no y where labels are private (`labels` False). An
+    optional scalar `num_classes` gives the number of classes; without it, it is the largest
+    training label + 1. Read without pickle: a file cannot run code.
     """
     who = "server" if block == 0 else f"party {block}"
     if config.root is None:
@@ -26,9 +30,9 @@ def read(config: DataConfig, block: int, num_parties: int, seed: int) -> Samples
             f"data.root = None: dataset files needs {who}'s own .npz file;"
             f" set --party {block}.data.root FILE or [party.{block}] data.root in the TOML file"
         )
-    keys = LABEL_KEYS if block == 0 else (*FEATURE_KEYS, *LABEL_KEYS)
+    keys = ((*FEATURE_KEYS,) if block else ()) + (LABEL_KEYS if labels else ()) + ID_KEYS
     arrays = _arrays(who, Path(config.root), keys)
-    train_y = arrays["train_y"]
+    train_y = arrays.get("train_y", np.zeros(0, np.int64))
     if "num_classes" in arrays:
         given = arrays["num_classes"]
         if given.size != 1 or given.dtype.kind not in "iu" or int(given.reshape(-1)[0]) < 1:
@@ -38,10 +42,10 @@ def read(config: DataConfig, block: int, num_parties: int, seed: int) -> Samples
         num_classes = int(train_y.max()) + 1 if train_y.size and train_y.dtype.kind in "iu" else 1
     return Samples(
         train_x=arrays.get("train_x"),
-        train_y=train_y,
+        train_y=arrays.get("train_y"),
         train_ids=arrays["train_ids"],
         test_x=arrays.get("test_x"),
-        test_y=arrays["test_y"],
+        test_y=arrays.get("test_y"),
         test_ids=arrays["test_ids"],
         num_classes=num_classes,
     )

@@ -22,20 +22,26 @@ class Samples:
     """What a dataset reader returns: the rows of one block as numpy arrays.
 
     train_x, test_x     : any real type, shape (N, ...); None on the server
-    train_y, test_y     : integers, shape (N,), 0 <= y < num_classes
+    train_y, test_y     : integers, shape (N,), 0 <= y < num_classes; None where labels are private
     train_ids, test_ids : integers or strings, shape (N,); equal on all ranks, in the same order
-    num_classes         : int
+    num_classes         : int; 1 where labels are private
     """
 
     train_x: np.ndarray | None
-    train_y: np.ndarray
+    train_y: np.ndarray | None
     train_ids: np.ndarray
     test_x: np.ndarray | None
-    test_y: np.ndarray
+    test_y: np.ndarray | None
     test_ids: np.ndarray
     num_classes: int
 
-    def parts(self) -> Iterator[tuple[str, np.ndarray | None, np.ndarray, np.ndarray]]:
+    def without_labels(self) -> Samples:
+        """The same for a party that is not to hold labels."""
+        return replace(self, train_y=None, test_y=None, num_classes=1)
+
+    def parts(
+        self,
+    ) -> Iterator[tuple[str, np.ndarray | None, np.ndarray | None, np.ndarray]]:
         """("train", x, y, ids), then ("test", x, y, ids)."""
         yield "train", self.train_x, self.train_y, self.train_ids
         yield "test", self.test_x, self.test_y, self.test_ids
@@ -46,40 +52,44 @@ class Shard:
     """The rows of one block as tensors: its own columns, in memory of its own, and no others.
 
     train_x, test_x : run's dtype, contiguous, shape (N, *input_shape); None on the server
-    train_y, test_y : int64, shape (N,), 0 <= y < num_classes
-    num_classes     : int
+    train_y, test_y : int64, shape (N,), 0 <= y < num_classes; None where labels are private
+    num_classes     : int; 1 where labels are private
+    num_rows, num_test_rows : number of training and test rows
     input_shape     : shape of one sample of this party, () on the server
     ids_digest      : BLAKE2b (hex) of the train and test sample ids in order; ranks must agree
     block           : 0 = server, k = party k
     """
 
     train_x: Tensor | None
-    train_y: Tensor
+    train_y: Tensor | None
     test_x: Tensor | None
-    test_y: Tensor
+    test_y: Tensor | None
+    num_rows: int
+    num_test_rows: int
     num_classes: int
     input_shape: tuple[int, ...]
     ids_digest: str
     block: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        """Number of training rows."""
-        return len(self.train_y)
 
 
 def to_shard(samples: Samples, block: int, dtype: torch.dtype) -> Shard:
     """Tensors of `dtype` in memory of their own; nothing of `samples` stays reachable."""
     return Shard(
         train_x=_features(samples.train_x, dtype, block, "train"),
-        train_y=torch.from_numpy(samples.train_y.astype(np.int64)),
+        train_y=_labels(samples.train_y),
         test_x=_features(samples.test_x, dtype, block, "test"),
-        test_y=torch.from_numpy(samples.test_y.astype(np.int64)),
+        test_y=_labels(samples.test_y),
+        num_rows=len(samples.train_ids),
+        num_test_rows=len(samples.test_ids),
         num_classes=samples.num_classes,
         input_shape=() if samples.train_x is None else samples.train_x.shape[1:],
         ids_digest=ids_digest(samples.train_ids, samples.test_ids),
         block=block,
     )
+
+
+def _labels(y: np.ndarray | None) -> Tensor | None:
+    return None if y is None else torch.from_numpy(y.astype(np.int64))
 
 
 def _features(x: np.ndarray | None, dtype: torch.dtype, block: int, part: str) -> Tensor | None:
@@ -99,7 +109,7 @@ def hold_out(samples: Samples, num_rows: int) -> Samples:
     The draw depends on the number of rows alone, so it is the same on all ranks and for all run
     seeds. Both sides keep the file's order. Raises ConfigError if no training row would be left.
     """
-    total = len(samples.train_y)
+    total = len(samples.train_ids)
     if num_rows >= total:
         raise ConfigError(
             f"data.validation_rows = {num_rows}: the training set has {total} rows,"
@@ -107,14 +117,14 @@ def hold_out(samples: Samples, num_rows: int) -> Samples:
         )
     order = seeds.generator(0, "validation").permutation(total)
     held, kept = np.sort(order[:num_rows]), np.sort(order[num_rows:])
-    x = samples.train_x
+    x, y = samples.train_x, samples.train_y
     return replace(
         samples,
         train_x=None if x is None else x[kept],
-        train_y=samples.train_y[kept],
+        train_y=None if y is None else y[kept],
         train_ids=samples.train_ids[kept],
         test_x=None if x is None else x[held],
-        test_y=samples.train_y[held],
+        test_y=None if y is None else y[held],
         test_ids=samples.train_ids[held],
     )
 
@@ -142,7 +152,8 @@ def check(samples: Samples, block: int) -> None:
     who = "server" if block == 0 else f"party {block}"
     for part, x, y, ids in samples.parts():
         _check_rows(who, part, x, y, ids)
-        _check_labels(f"{who}: {part}_y", y, samples.num_classes)
+        if y is not None:
+            _check_labels(f"{who}: {part}_y", y, samples.num_classes)
         if x is not None:
             _check_features(f"{who}: {part}_x", x)
     train_x, test_x = samples.train_x, samples.test_x
@@ -163,19 +174,24 @@ def check_batch_size(num_rows: int, batch_size: int, block: int) -> None:
         )
 
 
-def _check_rows(who: str, part: str, x: np.ndarray | None, y: np.ndarray, ids: np.ndarray) -> None:
-    if y.ndim != 1 or ids.ndim != 1:
-        raise DataError(
-            f"{who}: {part}_y has shape {y.shape} and {part}_ids {ids.shape};"
-            f" both need one value a row, shape (rows,)"
-        )
-    if len(y) == 0:
+def _check_rows(
+    who: str, part: str, x: np.ndarray | None, y: np.ndarray | None, ids: np.ndarray
+) -> None:
+    for name, values in (("y", y), ("ids", ids)):
+        if values is not None and values.ndim != 1:
+            raise DataError(
+                f"{who}: {part}_{name} has shape {values.shape}; it needs one value a row, shape"
+                " (rows,)"
+            )
+    if y is not None and len(y) == 0:
         raise DataError(f"{who}: {part}_y has 0 rows, an empty shard cannot be used; add rows")
-    if len(ids) != len(y):
+    if y is not None and len(ids) != len(y):
         raise DataError(
             f"{who}: {part}_ids has {len(ids)} rows and {part}_y {len(y)};"
             f" every sample needs one id and one label"
         )
+    if len(ids) == 0:
+        raise DataError(f"{who}: {part}_ids has 0 rows, an empty shard cannot be used; add rows")
     if x is None:
         return
     if x.ndim < 2 or x[:1].size == 0:
@@ -183,10 +199,10 @@ def _check_rows(who: str, part: str, x: np.ndarray | None, y: np.ndarray, ids: n
             f"{who}: {part}_x has shape {x.shape}, an empty shard cannot be used;"
             f" it needs at least one row and one column"
         )
-    if len(x) != len(y):
+    if len(x) != len(ids):
         raise DataError(
-            f"{who}: {part}_x has {len(x)} rows and {part}_y {len(y)};"
-            f" row i of both must be the same sample"
+            f"{who}: {part}_x has {len(x)} rows and {part}_{'y' if y is not None else 'ids'}"
+            f" {len(ids)}; row i of both must be the same sample"
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from hpcvfl import seeds
-from hpcvfl.config import DataConfig
 from hpcvfl.data.partition import bounds
 from hpcvfl.data.shard import Samples
 from hpcvfl.errors import ConfigError
+from hpcvfl.sections import DataConfig
 
 CLASS_DISTANCE = 6.0  # typical distance of two class means, in standard deviations of the noise
 TEST_SHARE = 0.2

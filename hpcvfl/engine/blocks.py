@@ -7,6 +7,7 @@ loop sees only the methods of `Block`.
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
@@ -33,6 +34,7 @@ class Block(ABC):
 
     def __init__(self, block: int, config: Config, shard: Shard, module: nn.Module) -> None:
         """Block number, the config of this block, its data, its module."""
+        self.num_buffers = config.num_parties
         self.block, self.config, self.shard, self.module = block, config, shard, module
         self.dtype = getattr(torch, config.dtype)
         self.optimizer = LocalOptimizer(config.optimizer, module.parameters())
@@ -54,7 +56,8 @@ class Block(ABC):
         torch.default_generator.manual_seed(key >> 1)
         self.optimizer.begin_round(lr)
         self._rows = torch.from_numpy(rows_N)
-        self._labels_N = self.shard.train_y[self._rows]
+        if self.shard.train_y is not None:
+            self._labels_N = self.shard.train_y[self._rows]
 
     @abstractmethod
     def message(self) -> list[Array]:
@@ -107,12 +110,35 @@ class Block(ABC):
             norm.track_running_stats = True
         return value
 
+    def trial_step_s(self, rows_N: Array) -> float:
+        """Seconds of a local step that is not taken, of its second try: forward and backward of the
+        own module. Nothing is changed by it.
+        """
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        if not parameters:
+            return 0.0
+        state = torch.default_generator.get_state()
+        for norm in self._norms:
+            norm.track_running_stats = False
+        for _ in range(2):
+            since = time.monotonic()
+            out = self.module(self._trial_input(rows_N))
+            torch.autograd.grad(out.sum(), parameters, allow_unused=True)
+            spent = time.monotonic() - since
+        for norm in self._norms:
+            norm.track_running_stats = True
+        torch.default_generator.set_state(state)
+        return spent
+
+    @abstractmethod
+    def _trial_input(self, rows_N: Array) -> torch.Tensor: ...
+
     def _embeddings(self, batch_size: int) -> list[torch.Tensor]:
-        """M tensors of shape (N, P), kept per batch size; torch aligns them to 64 bytes."""
+        """`num_buffers` tensors of shape (N, P), kept per batch size; torch aligns them."""
         if batch_size not in self._batches:
             shape = (batch_size, self.config.model.embedding_dim)
             self._batches[batch_size] = [
-                torch.zeros(shape, dtype=self.dtype) for _ in range(self.config.num_parties)
+                torch.zeros(shape, dtype=self.dtype) for _ in range(self.num_buffers)
             ]
         return self._batches[batch_size]
 
@@ -132,8 +158,23 @@ class Server(Block):
         return [None, *([e.numpy()] for e in self._embeddings(batch_size))]
 
     def _loss(self, step: int) -> torch.Tensor:
-        batch = torch.cat(self._embeddings(len(self._labels_N)), dim=1)
+        batch = torch.cat(self._embeddings(len(self._rows)), dim=1)
         return F.cross_entropy(self.module(batch), self._labels_N)
+
+    def embedding_gradients(self) -> list[Array]:
+        """dL/dh_k of each party, shape (N, P), at the embeddings received and the head as it is."""
+        parts = [e.detach().requires_grad_() for e in self._embeddings(len(self._rows))]
+        state = torch.default_generator.get_state()
+        for norm in self._norms:  # statistics move in the local steps
+            norm.track_running_stats = False
+        loss = F.cross_entropy(self.module(torch.cat(parts, dim=1)), self._labels_N)
+        for norm in self._norms:
+            norm.track_running_stats = True
+        torch.default_generator.set_state(state)
+        return [g.contiguous().numpy() for g in torch.autograd.grad(loss, parts)]
+
+    def _trial_input(self, rows_N: Array) -> torch.Tensor:
+        return torch.cat(self._embeddings(len(rows_N)), dim=1)
 
     def evaluate(self, embeddings: Sequence[torch.Tensor]) -> tuple[float, float]:
         """(mean loss, accuracy) of the test rows from everybody's uncompressed embeddings, in eval
@@ -141,6 +182,7 @@ class Server(Block):
         """
         self.module.eval()
         loss, correct, labels_N = 0.0, 0, self.shard.test_y
+        assert labels_N is not None
         with torch.no_grad():
             for at in range(0, len(labels_N), EVAL_ROWS):
                 part = slice(at, at + EVAL_ROWS)
@@ -151,19 +193,12 @@ class Server(Block):
         return loss / len(labels_N), correct / len(labels_N)
 
 
-class Party(Block):
-    """Block k: a tower over the party's own columns, trained through a frozen copy of the head."""
+class Tower(Block):
+    """Block k: a tower over the party's own columns, whatever its local steps go by."""
 
-    def __init__(
-        self, block: int, config: Config, shard: Shard, module: nn.Module, head_copy: nn.Module
-    ) -> None:
-        """`head_copy` has the head's architecture; its values come with every downlink."""
+    def __init__(self, block: int, config: Config, shard: Shard, module: nn.Module) -> None:
+        """See Block."""
         super().__init__(block, config, shard, module)
-        self.head_copy = head_copy.requires_grad_(False).train()
-        # A head with running statistics keeps them at the server; the copy uses those of the batch.
-        for layer in head_copy.modules():
-            if isinstance(layer, nn.modules.batchnorm._NormBase):
-                layer.track_running_stats = False
         self._own_NP: torch.Tensor | None = None
         self._wants_score = table.parse(config.codec).wants_score
 
@@ -173,23 +208,15 @@ class Party(Block):
         self._own_NP = self._embed(self._x)
         return [self._own_NP.detach().contiguous().numpy()]
 
-    def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
-        embeddings = self._embeddings(batch_size)
-        parties = [None if k == self.block else [e.numpy()] for k, e in enumerate(embeddings, 1)]
-        return [arrays(self.head_copy.parameters()), *parties]
-
-    def _loss(self, step: int) -> torch.Tensor:
+    def _own(self, step: int) -> torch.Tensor:
+        """h_k as a function of the tower as it is at a local step."""
         own_NP = self._own_NP if step == 0 else self._embed(self._x)
         self._own_NP = None
         assert own_NP is not None
-        if self._wants_score:
-            own_NP.register_hook(self._keep_score)
-        batch = list(self._embeddings(len(self._labels_N)))
-        batch[self.block - 1] = own_NP  # a block never sees its own compression error
-        return F.cross_entropy(self.head_copy(torch.cat(batch, dim=1)), self._labels_N)
+        return own_NP
 
-    def _keep_score(self, gradient_NP: torch.Tensor) -> None:
-        self._score_C = gradient_NP.sum(dim=0).abs().numpy()
+    def _trial_input(self, rows_N: Array) -> torch.Tensor:
+        return self._train_x()[torch.from_numpy(rows_N)]
 
     def test_embedding(self) -> Array:
         """Embedding of all test rows in eval mode, shape (test rows, P)."""
@@ -215,6 +242,61 @@ class Party(Block):
     def _train_x(self) -> torch.Tensor:
         assert self.shard.train_x is not None
         return self.shard.train_x
+
+
+class Party(Tower):
+    """Trained through a frozen copy of the head, on labels of its own."""
+
+    def __init__(
+        self, block: int, config: Config, shard: Shard, module: nn.Module, head_copy: nn.Module
+    ) -> None:
+        """`head_copy` has the head's architecture; its values come with every downlink."""
+        super().__init__(block, config, shard, module)
+        self.head_copy = head_copy.requires_grad_(False).train()
+        # A head with running statistics keeps them at the server; the copy uses those of the batch.
+        for layer in head_copy.modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase):
+                layer.track_running_stats = False
+
+    def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
+        embeddings = self._embeddings(batch_size)
+        parties = [None if k == self.block else [e.numpy()] for k, e in enumerate(embeddings, 1)]
+        return [arrays(self.head_copy.parameters()), *parties]
+
+    def _loss(self, step: int) -> torch.Tensor:
+        own_NP = self._own(step)
+        if self._wants_score:
+            own_NP.register_hook(self._keep_score)
+        batch = list(self._embeddings(len(self._rows)))
+        batch[self.block - 1] = own_NP  # a block never sees its own compression error
+        return F.cross_entropy(self.head_copy(torch.cat(batch, dim=1)), self._labels_N)
+
+    def _keep_score(self, gradient_NP: torch.Tensor) -> None:
+        self._score_C = gradient_NP.sum(dim=0).abs().numpy()
+
+
+class PrivateParty(Tower):
+    """Trained down the gradient of the loss at its embedding, which the server sends."""
+
+    def __init__(self, block: int, config: Config, shard: Shard, module: nn.Module) -> None:
+        """See Block."""
+        super().__init__(block, config, shard, module)
+        self.num_buffers = 1
+        self._gradient_NP = torch.empty(0)
+
+    def gradient(self, batch_size: int) -> Array:
+        """Where the server's gradient is decoded to: shape (N, P), kept per batch size."""
+        self._gradient_NP = self._embeddings(batch_size)[0]
+        return self._gradient_NP.numpy()
+
+    def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
+        return [None] * (self.config.num_parties + 1)
+
+    def _loss(self, step: int) -> torch.Tensor:
+        """Sum of h_k times the gradient: its gradient is J^T C, and its value means nothing."""
+        if self._wants_score:
+            self._score_C = self._gradient_NP.sum(dim=0).abs().numpy()
+        return (self._own(step) * self._gradient_NP).sum()
 
 
 def arrays(parameters: Iterable[nn.Parameter]) -> list[Array]:

@@ -14,7 +14,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from hpcvfl.codecs.stream import Stream
 from hpcvfl.config import digest
 from hpcvfl.engine.agree import together
 from hpcvfl.engine.blocks import Block
@@ -41,12 +40,12 @@ def save_block(folder: Path, block: Block) -> Path:
     return _save(block_path(folder, block.block), state, block)
 
 
-def save_stream(folder: Path, block: Block, stream: Stream) -> Path | None:
-    """Write what lasts of this block's messages from round to round; None if nothing does.
+def save_stream(folder: Path, block: Block, exchange: Exchange) -> Path | None:
+    """Write what lasts of this rank's messages from round to round; None if nothing does.
 
     What all ranks remember is written here alone, by its sender; a score of columns besides.
     """
-    state = {name: torch.from_numpy(value) for name, value in stream.state().items()}
+    state = {name: torch.from_numpy(value) for name, value in exchange.own_state().items()}
     score_C = block.score()
     if score_C is not None:
         state["score"] = torch.from_numpy(score_C)
@@ -59,7 +58,7 @@ def load_streams(folder: Path, block: Block, exchange: Exchange) -> None:
     Raises DataError, on every rank, where a file is missing, broken or of another run.
     """
     transport = exchange.transport
-    own = exchange.streams_R[transport.rank]
+    own = exchange.stream(transport.rank)
 
     def read_own() -> None:
         path = stream_path(folder, block.block)
@@ -73,7 +72,8 @@ def load_streams(folder: Path, block: Block, exchange: Exchange) -> None:
         block.set_score(state.get("score"))
 
     together(transport, read_own)
-    for rank, stream in enumerate(exchange.streams_R):
+    for rank in range(transport.size):
+        stream = exchange.stream(rank)
         state = {n: v for n, v in stream.state().items() if not n.startswith("control.")}
         for name, value in state.items():
             sizes = [value.nbytes if r == rank else 0 for r in range(transport.size)]

@@ -14,7 +14,7 @@ from hpcvfl.codecs.feedback import FeedbackCodec, memory_nbytes
 from hpcvfl.config import Config
 from hpcvfl.data import load
 from hpcvfl.engine.agree import exchange
-from hpcvfl.engine.run import versions
+from hpcvfl.engine.summary import versions
 from hpcvfl.errors import ConfigError
 from hpcvfl.models import build_head
 from hpcvfl.transport import launcher

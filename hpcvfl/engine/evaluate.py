@@ -10,7 +10,7 @@ import torch
 from hpcvfl.codecs.base import Message
 from hpcvfl.codecs.floats import NoneCodec
 from hpcvfl.codecs.frame import HEADER_NBYTES, Header, read_header, write_header
-from hpcvfl.engine.blocks import Block, Party, Server
+from hpcvfl.engine.blocks import Block, Server, Tower
 from hpcvfl.errors import NonFiniteError, WireError
 from hpcvfl.transport.base import Slots, Transport
 
@@ -20,7 +20,7 @@ def evaluate(block: Block, transport: Transport, round_index: int) -> tuple[floa
 
     Each party sends its embedding of all test rows as they are (the run's dtype); one gather.
     """
-    config, num_rows = block.config, len(block.shard.test_y)
+    config, num_rows = block.config, block.shard.num_test_rows
     shape = (num_rows, config.model.embedding_dim)
     layout = Message(NoneCodec(), [shape], np.dtype(config.dtype))
     size = HEADER_NBYTES + layout.nbytes
@@ -35,7 +35,7 @@ def evaluate(block: Block, transport: Transport, round_index: int) -> tuple[floa
     def due(rank: int) -> Header:
         return Header("eval", 0, rank, round_index, layout.count, layout.nbytes)
 
-    if isinstance(block, Party):
+    if isinstance(block, Tower):
         frame_B = slots[block.block]
         try:
             layout.encode([block.test_embedding()], 0, frame_B[HEADER_NBYTES:])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcvfl import seeds
+from hpcvfl.clock import PhaseClock
 from hpcvfl.codecs.base import Array, Bytes, Codec, Message
 from hpcvfl.codecs.frame import (
     HEADER_NBYTES,
@@ -19,7 +20,8 @@ from hpcvfl.codecs.frame import (
     rows_hash,
     write_header,
 )
-from hpcvfl.codecs.stream import Stream
+from hpcvfl.codecs.stream import Stream, rates_of
+from hpcvfl.engine.blocks import Block
 from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.transport.base import Slots, Transport
 
@@ -31,10 +33,12 @@ RAW_ITEMSIZE = 4
 class Agreement:
     """What the handshake fixed: enough to know the size of every frame of a run beforehand.
 
-    codecs_R     : the codec of each rank's frames, rank 0's for the head
+    codecs_R     : the codec of each rank's frames, rank 0's for the head, or for the gradients
+                   where labels are private
     table        : distinct codec strings in sorted order; a header names a codec by its index
     head_shapes  : shapes of the head's parameters, in the module's order
     num_rows     : training samples, which batches number from 0
+    private      : whether labels are; then no head travels
     """
 
     codecs_R: Sequence[Codec]
@@ -44,6 +48,7 @@ class Agreement:
     seed: int
     num_rows: int
     checksum_payload: bool = False
+    private: bool = False
 
     @property
     def table(self) -> list[str]:
@@ -51,11 +56,15 @@ class Agreement:
         return sorted({codec.spec for codec in self.codecs_R})
 
     def stream(self, rank: int, memory_folder: str | None) -> Stream:
-        """The messages of `rank`: the head whole, or embeddings of the rows of a batch."""
-        if rank == 0:
-            return Stream(self.codecs_R[0], self.head_shapes, self.dtype, None, memory_folder)
-        shape = (self.embedding_dim,)
-        return Stream(self.codecs_R[rank], [shape], self.dtype, self.num_rows, memory_folder)
+        """The messages of `rank`: the head whole, or values of the rows of a batch."""
+        codec = self.codecs_R[rank]
+        if rank == 0 and not self.private:
+            return Stream(codec, self.head_shapes, self.dtype, None, memory_folder)
+        return Stream(codec, [(self.embedding_dim,)], self.dtype, self.num_rows, memory_folder)
+
+    def stream_rates(self, rank: int) -> Sequence[Codec]:
+        """What messages of `rank` may be coded by."""
+        return rates_of(self.codecs_R[rank])
 
 
 class Exchange:
@@ -77,7 +86,7 @@ class Exchange:
         memory_folder : for the memories of error feedback; None keeps them in memory
         """
         self.transport, self.agreement, self.pattern = transport, agreement, pattern
-        self.streams_R = [agreement.stream(r, memory_folder) for r in range(transport.size)]
+        self.streams_R = [self._stream(rank, memory_folder) for rank in range(transport.size)]
         self._codec_index_R = [agreement.table.index(c.spec) for c in agreement.codecs_R]
         self._layouts: dict[int, tuple[list[Message], Slots]] = {}
         self.headers_R: list[Header | None] = [None] * transport.size
@@ -98,25 +107,68 @@ class Exchange:
         score_C : how much each column of the message matters, for codecs that want to know
         """
         rank = self.transport.rank
-        stream = self.streams_R[rank]
         layouts_R, slots = self.layout(len(rows_N))
-        frame_B = slots[rank]
+        due = self._due(rank, round_index, rows_hash(rows_N), layouts_R[rank])
+        due = due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
         key = self.dither_key(round_index, rank)
+        self.headers_R[rank] = self._write(
+            self.stream(rank), slots[rank], due, key, message, rows_N, score_C
+        )
+
+    def _write(
+        self,
+        stream: Stream,
+        frame_B: Bytes,
+        due: Header,
+        key: int,
+        message: Sequence[Array],
+        rows_N: Array,
+        score_C: Array | None,
+    ) -> Header:
+        """Fill a frame; its header is `due` and what the encoder measured."""
         try:
             error, energy = stream.encode(message, key, frame_B[HEADER_NBYTES:], rows_N, score_C)
         except (NonFiniteError, ConfigError) as refused:
-            raise type(refused)(f"block {rank}, round {round_index}: {refused}") from None
-        due = self._due(rank, round_index, rows_hash(rows_N), layouts_R[rank])
+            raise type(refused)(f"block {due.sender}, round {due.round_index}: {refused}") from None
         header = due._replace(
-            tau=tau,
-            w_bar=w_bar,
-            seconds=seconds,
             squared_error=error,
             energy=energy,
-            next_level=stream.next_level(round_index, error, energy),
+            next_level=stream.next_level(due.round_index, error, energy),
         )
-        self.headers_R[rank] = header
         write_header(frame_B, header, self.agreement.checksum_payload)
+        return header
+
+    def _read(
+        self,
+        stream: Stream,
+        frame_B: Bytes,
+        due: Header,
+        key: int,
+        out: Sequence[Array],
+        rows_N: Array,
+    ) -> Header:
+        """Check a frame against what is due and decode it; WireError says on which rank."""
+        here = f"rank {self.transport.rank}"
+        try:
+            header = read_header(frame_B, due, self.agreement.checksum_payload)
+        except WireError as error:
+            raise WireError(f"{here}, {error}") from None
+        try:
+            stream.decode(frame_B[HEADER_NBYTES:], key, out, rows_N)
+        except WireError as error:
+            raise WireError(
+                f"{here}, round {due.round_index}: {due.kind} from rank {due.sender}: {error}"
+            ) from None
+        return header
+
+    def deliver(self, round_index: int, rows_N: Array, block: Block, clock: PhaseClock) -> None:
+        """Move the frames and decode what is for `block`; the snapshot of the round is then
+        there.
+        """
+        waited_s = self.transport.waited_s
+        self.swap(len(rows_N))
+        clock.to("decode", waited_s=self.transport.waited_s - waited_s)
+        self.decode(round_index, rows_N, block.targets(len(rows_N)))
 
     def swap(self, batch_size: int) -> None:
         """Bring everybody's frames here: uplink and downlink, or one allgather."""
@@ -140,26 +192,16 @@ class Exchange:
             if target is None:
                 continue
             due = self._due(rank, round_index, hash_of_rows, layouts_R[rank])
-            try:
-                header = read_header(slots[rank], due, self.agreement.checksum_payload)
-            except WireError as error:
-                raise WireError(f"rank {self.transport.rank}, {error}") from None
             key = self.dither_key(round_index, rank)
-            try:
-                payload_B = slots[rank][HEADER_NBYTES:]
-                self.streams_R[rank].decode(payload_B, key, target, rows_N)
-            except WireError as error:
-                raise WireError(
-                    f"rank {self.transport.rank}, round {round_index}: {due.kind} from rank {rank}:"
-                    f" {error}"
-                ) from None
-            self.headers_R[rank] = header
+            self.headers_R[rank] = self._read(
+                self.stream(rank), slots[rank], due, key, target, rows_N
+            )
         self._follow(round_index)
 
     def _follow(self, round_index: int) -> None:
         """Take over the levels of the next round; the sizes of frames may change with them."""
         for rank, (stream, header) in enumerate(zip(self.streams_R, self.headers_R, strict=True)):
-            if header is None or header.next_level == stream.level:
+            if header is None or stream is None or header.next_level == stream.level:
                 continue
             if header.next_level >= len(stream.rates):
                 raise WireError(
@@ -173,13 +215,13 @@ class Exchange:
         """Do once what a round does with every sender's message, so that none waits for a
         compiler.
         """
-        for rank, stream in enumerate(self.streams_R):
-            stream.warm_up(batch_size, sender=rank == self.transport.rank)
+        for rank in range(self.transport.size):
+            self.stream(rank).warm_up(batch_size, sender=rank == self.transport.rank)
 
     def layout(self, batch_size: int) -> tuple[list[Message], Slots]:
         """Payload layout of every rank and the buffer of all frames, for this batch size."""
         if batch_size not in self._layouts:
-            layouts_R = [stream.message(batch_size) for stream in self.streams_R]
+            layouts_R = [self.stream(r).message(batch_size) for r in range(self.transport.size)]
             for rank, message in enumerate(layouts_R):
                 if message.count > MAX_VALUES:
                     raise ConfigError(
@@ -193,6 +235,19 @@ class Exchange:
             )
             self._layouts[batch_size] = layouts_R, slots
         return self._layouts[batch_size]
+
+    def _stream(self, rank: int, memory_folder: str | None) -> Stream | None:
+        return self.agreement.stream(rank, memory_folder)
+
+    def stream(self, rank: int) -> Stream:
+        """What this rank remembers of the messages of `rank`."""
+        stream = self.streams_R[rank]
+        assert stream is not None, rank
+        return stream
+
+    def own_state(self) -> dict[str, Array]:
+        """What lasts of the messages that this rank sends, by name; see Stream.state."""
+        return self.stream(self.transport.rank).state()
 
     def frame(self, batch_size: int, rank: int) -> Bytes:
         """The frame of `rank` as it stands in the buffer."""
@@ -211,5 +266,5 @@ class Exchange:
             layout.count,
             layout.nbytes,
             batch_hash=hash_of_rows,
-            level=self.streams_R[rank].level,
+            level=self.stream(rank).level,
         )

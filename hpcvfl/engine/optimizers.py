@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcvfl.config import OptimizerConfig
 from hpcvfl.engine.weights import Weights, step_rate, weights_of, why_not
 from hpcvfl.errors import ConfigError
+from hpcvfl.sections import OptimizerConfig
 
 
 class LocalOptimizer:

@@ -1,35 +1,212 @@
-"""How many local steps a block takes, and at which rate: one function or small class a rule."""
+"""How many local steps a block takes in a round: one small class a rule.
+
+A `Plan` knows the steps of every block beforehand (fixed, virtual, script) and what a round costs
+in virtual time; `WallClockSteps` finds out as it goes.
+
+Legend: B blocks, the server first.
+"""
 
 from __future__ import annotations
 
-import math
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from hpcvfl.config import OptimizerConfig
+import numpy as np
+
+from hpcvfl.config import Config
+from hpcvfl.engine import traces
+from hpcvfl.errors import ConfigError, DataError
+
+NEWEST = 0.3
+"""Weight of the newest step in the mean time of a step."""
 
 
-@dataclass(frozen=True)
-class FixedSteps:
-    """Exactly `count` local steps a round (C-VFL's Q)."""
+class StepPolicy(ABC):
+    """Local steps of one block. In a round: `begin_round`, then for each step `may_start`, the
+    step, `end_step`.
+    """
 
-    count: int
+    def __init__(self, slow_factor: float = 1.0) -> None:
+        """slow_factor : how many times as long as it does a step is made to take"""
+        self.slow_factor = slow_factor
+        self.step_s = 0.0  # running mean of a step's seconds, 0 before the first
+        self._since = 0.0
 
+    def begin_round(self, round_index: int) -> None:
+        """The snapshot of a round has arrived; its time runs from here."""
+        self._since = time.monotonic()
+
+    @abstractmethod
     def may_start(self, step: int) -> bool:
         """Whether local step number `step` (from 0) of this round may begin."""
+
+    def end_step(self) -> None:
+        """A step is over; sleeps if the block is to be slow."""
+        if self.slow_factor > 1:
+            time.sleep((self.slow_factor - 1) * (time.monotonic() - self._since))
+        now = time.monotonic()
+        spent, self._since = now - self._since, now
+        self.step_s += (spent - self.step_s) * (NEWEST if self.step_s else 1.0)
+
+
+class PlannedSteps(StepPolicy):
+    """As many steps as the plan has for this block and round."""
+
+    def __init__(self, plan: Plan, block: int, slow_factor: float = 1.0) -> None:
+        """Of block `block`."""
+        super().__init__(slow_factor)
+        self.plan, self.block, self.count = plan, block, 0
+
+    def begin_round(self, round_index: int) -> None:
+        """See StepPolicy."""
+        super().begin_round(round_index)
+        self.count = self.plan.steps(round_index)[self.block]
+
+    def may_start(self, step: int) -> bool:
+        """See StepPolicy."""
         return step < self.count
 
 
-def learning_rate(
-    optimizer: OptimizerConfig, round_index: int, rounds_per_epoch: int, total_rounds: int
-) -> float:
-    """The rate of a round, constant inside it.
+class WallClockSteps(StepPolicy):
+    """As many steps as end within a timeout, one at least (Flex-VFL, Algorithm 1).
 
-    milestones : lr * gamma ** (milestone epochs reached)
-    cosine     : lr/2 * (1 + cos(pi * r / R)), which is lr at round 0 and tends to 0 at the last
+    The clock is monotonic and starts when the snapshot has arrived. A step starts only if it should
+    end in time, by the mean time of the steps so far: so the timeout is overrun by a part of a step
+    at most, unless one step takes longer than all of it.
     """
-    if optimizer.schedule == "milestones":
-        epoch = round_index // rounds_per_epoch
-        return optimizer.lr * optimizer.gamma ** sum(epoch >= m for m in optimizer.milestones)
-    if optimizer.schedule == "cosine":
-        return 0.5 * optimizer.lr * (1 + math.cos(math.pi * round_index / total_rounds))
-    return optimizer.lr
+
+    def __init__(self, timeout_s: float, slow_factor: float = 1.0) -> None:
+        """Of `timeout_s` seconds a round."""
+        super().__init__(slow_factor)
+        self.timeout_s, self._deadline = timeout_s, 0.0
+
+    def begin_round(self, round_index: int) -> None:
+        """See StepPolicy."""
+        super().begin_round(round_index)
+        self._deadline = self._since + self.timeout_s
+
+    def may_start(self, step: int) -> bool:
+        """See StepPolicy."""
+        return step == 0 or time.monotonic() + self.step_s <= self._deadline
+
+    @property
+    def too_short(self) -> bool:
+        """Whether not even one step fits into the timeout."""
+        return self.step_s > self.timeout_s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of all blocks, known beforehand.
+
+    steps : round -> tuple of B ints, each at least 1
+    units : round -> length of its local phase in steps of a block of full speed, what the virtual
+            clock of the papers adds to the cost of communication
+    digest: of all of it; ranks must agree
+    """
+
+    steps: Callable[[int], tuple[int, ...]]
+    units: Callable[[int], float]
+    digest: str
+
+
+def plan_of(config: Config) -> Plan | None:
+    """The plan that a config sets; None for wall-clock. Raises DataError for a bad file."""
+    num_blocks = config.num_parties + 1
+    policy, steps = config.steps.policy, config.steps
+    if policy == "fixed":
+        count = config.algorithm.local_steps
+        return _table_plan(np.full((1, num_blocks), count), np.array([float(count)]))
+    if policy == "script":
+        assert steps.replay is not None
+        taken_RB = read_steps(Path(steps.replay), num_blocks)
+        return _table_plan(taken_RB, taken_RB.max(axis=1).astype(float), again=False)
+    if policy == "virtual":
+        return _virtual_plan(config)
+    return None
+
+
+def _virtual_plan(config: Config) -> Plan:
+    """Rules of the papers' simulations: see StepsConfig.sync; a block of speed tau takes
+    timeout / tau units a step.
+    """
+    steps, num_blocks = config.steps, config.num_parties + 1
+    if steps.trace:
+        own_RB = traces.steps_of(traces.read_trace(steps.trace, num_blocks), steps.trace_rule).T
+        timeout = steps.timeout_units or traces.most_steps(steps.trace_rule)
+    else:
+        if len(steps.speeds) != num_blocks:
+            raise ConfigError(
+                f"steps.speeds: {len(steps.speeds)} numbers, due are {num_blocks}: the server's and"
+                f" {config.num_parties} parties'"
+            )
+        own_RB = np.maximum(1, np.floor(np.array([steps.speeds]))).astype(np.int64)
+        timeout = steps.timeout_units or float(max(steps.speeds))
+    taken_RB = {
+        "none": own_RB,
+        "min": np.broadcast_to(own_RB.min(axis=1, keepdims=True), own_RB.shape),
+        "max": np.full_like(own_RB, max(1, int(timeout))),
+        "one": np.ones_like(own_RB),
+    }[steps.sync]
+    if steps.sync == "none":
+        return _table_plan(taken_RB, np.full(len(taken_RB), timeout))
+    # The slowest block is waited for.
+    return _table_plan(taken_RB, (taken_RB * (timeout / own_RB)).max(axis=1))
+
+
+def _table_plan(taken_RB: np.ndarray, units_R: np.ndarray, again: bool = True) -> Plan:
+    """Row r of a table in round r; `again`: from the start after its end, else ConfigError."""
+    rows, units = [tuple(row) for row in taken_RB.tolist()], units_R.tolist()
+    digest = hashlib.blake2b(json.dumps([rows, units]).encode(), digest_size=16).hexdigest()
+
+    def steps(round_index: int) -> tuple[int, ...]:
+        if round_index >= len(rows) and not again:
+            raise ConfigError(
+                f"steps.replay: {len(rows)} rounds are on record, round {round_index} is not;"
+                f" set algorithm.rounds to {len(rows)} or less"
+            )
+        return rows[round_index % len(rows)]
+
+    return Plan(steps, lambda r: units[r % len(units)], digest)
+
+
+def read_steps(path: Path, num_blocks: int) -> np.ndarray:
+    """int64, shape (rounds, B): the steps that a run took, from its steps.jsonl or its folder.
+
+    Raises DataError that names the line and what is due.
+    """
+    path = path / "steps.jsonl" if path.is_dir() else path
+    rows = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from None
+    for number, text in enumerate(lines):
+        try:
+            line = json.loads(text)
+            taus = line["tau"]
+            sound = line["round"] == number and all(type(t) is int and t > 0 for t in taus)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            sound, taus = False, []
+        if not sound or len(taus) != num_blocks:
+            raise DataError(
+                f"{path}, line {number + 1}: {text[:60]!r}; due: round {number} and tau, a positive"
+                f" whole number for each of {num_blocks} blocks"
+            )
+        rows.append(taus)
+    if not rows:
+        raise DataError(f"{path}: holds no rounds")
+    return np.array(rows, np.int64)
+
+
+def policy_of(config: Config, block: int, plan: Plan | None) -> StepPolicy:
+    """The policy of a block; `config` is that block's own."""
+    if plan is not None:
+        return PlannedSteps(plan, block, config.steps.slow_factor)
+    assert config.steps.timeout_s is not None
+    return WallClockSteps(config.steps.timeout_s, config.steps.slow_factor)

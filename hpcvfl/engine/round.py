@@ -6,8 +6,9 @@
     3 frame      codec.encode(message) + header
     4 exchange   hub: gather to the server, broadcast of all frames; or one allgather
     5 others     decode every other frame            the own block stays exact
+                 private labels: gather, then scatter of the gradient at each h_k (private.py)
     6 steps      while policy.may_start(t): one step of the own block, everything else frozen
-    7            nothing is sent; tau rides on the next header
+    7            nothing is sent; tau and w_bar ride on the next header
 
 C-VFL, Algorithm 1 (arXiv 2206.08330); with other step policies Flex-VFL, Algorithm 1.
 """
@@ -20,18 +21,20 @@ from hpcvfl.clock import PhaseClock
 from hpcvfl.data import Batches
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
-from hpcvfl.engine.policies import FixedSteps
+from hpcvfl.engine.policies import StepPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """tau: local steps taken; loss: of the batch at local step 0; seconds: own work in this
-    round.
+    """tau: local steps taken; w_bar, total: largest of their weights, and the sum (weights.py);
+    loss: of the batch at local step 0; seconds: own work in this round.
     """
 
     tau: int
     loss: float
     seconds: float
+    w_bar: float = 0.0
+    total: float = 0.0
 
 
 def run_round(
@@ -39,7 +42,7 @@ def run_round(
     block: Block,
     exchange: Exchange,
     batches: Batches,
-    policy: FixedSteps,
+    policy: StepPolicy,
     lr: float,
     last: RoundResult,
     clock: PhaseClock,
@@ -55,20 +58,20 @@ def run_round(
     message = block.message()
 
     clock.to("encode")
-    exchange.encode(round_index, rows_N, message, block.score(), tau=last.tau, seconds=last.seconds)
+    exchange.encode(round_index, rows_N, message, block.score(), last.tau, last.w_bar, last.seconds)
 
     clock.to("wire")
-    waited_s = transport.waited_s
-    exchange.swap(len(rows_N))
-
-    clock.to("decode", waited_s=transport.waited_s - waited_s)
-    exchange.decode(round_index, rows_N, block.targets(len(rows_N)))
+    exchange.deliver(round_index, rows_N, block, clock)
 
     clock.to("local steps")
+    policy.begin_round(round_index)
     tau, loss = 0, 0.0
     while policy.may_start(tau):
         value = block.step(round_index, tau)
         loss = value if tau == 0 else loss
+        policy.end_step()
         tau += 1
     clock.to("other")
-    return RoundResult(tau, loss, clock.computing_s() - worked_s)
+    weights = block.optimizer.weights(tau)
+    seconds = clock.computing_s() - worked_s
+    return RoundResult(tau, loss, seconds, weights.w_bar, weights.total)

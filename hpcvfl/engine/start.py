@@ -15,7 +15,7 @@ from hpcvfl.codecs.frame import WIRE_VERSION
 from hpcvfl.config import Config, all_fields, flatten
 from hpcvfl.data import Shard, load
 from hpcvfl.engine.agree import require_equal, together
-from hpcvfl.engine.blocks import Block, Party, Server
+from hpcvfl.engine.blocks import Block, Party, PrivateParty, Server
 from hpcvfl.engine.exchange import Agreement
 from hpcvfl.errors import ConfigError, WireError
 from hpcvfl.models import build_head, build_tower
@@ -47,11 +47,10 @@ def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
         own = config.for_block(transport.rank)
         block = build_block(own, transport.rank)
         blocks.append(block)
-        head = block.head_copy if isinstance(block, Party) else block.module
-        codec = own.codec if transport.rank else own.head_codec
+        codec = own.codec if transport.rank else codec_of_server(own)
         return {
             "codec": table.parse(codec).spec,
-            "head": [list(p.shape) for p in head.parameters()],
+            "head": head_shapes(block),
             "compare": handshake_record(own, block.shard),
         }
 
@@ -72,18 +71,39 @@ def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
         seed=config.seed,
         num_rows=blocks[0].shard.num_rows,
         checksum_payload=config.wire.checksum == "payload",
+        private=is_private(config),
     )
     return blocks[0], agreement
+
+
+def is_private(config: Config) -> bool:
+    """Whether the server alone holds the labels."""
+    return config.labels.holder == "server"
+
+
+def codec_of_server(config: Config) -> str:
+    """Codec of what the server sends: the head, or gradients."""
+    return config.labels.gradient_codec if is_private(config) else config.head_codec
+
+
+def head_shapes(block: Block) -> list[list[int]]:
+    """Shapes of the head's parameters as everybody knows them; of none where no head travels."""
+    if is_private(block.config):
+        return []
+    head = block.head_copy if isinstance(block, Party) else block.module
+    return [list(p.shape) for p in head.parameters()]
 
 
 def build_block(config: Config, rank: int) -> Block:
     """Load the data of block `rank` and build its module; `config` is that block's own."""
     torch.set_num_threads(config.threads)
     dtype = getattr(torch, config.dtype)
-    shard = load(config.data, rank, config.num_parties, config.seed, config.dtype)
-    head_key = seeds.key64(config.seed, "weights", 0)
-    head = build_head(config.model, config.num_parties, shard.num_classes, dtype, head_key)
-    check_state(contiguous(head), "model.head")
+    labels = rank == 0 or not is_private(config)
+    shard = load(config.data, rank, config.num_parties, config.seed, config.dtype, labels)
+    if labels:
+        head_key = seeds.key64(config.seed, "weights", 0)
+        head = build_head(config.model, config.num_parties, shard.num_classes, dtype, head_key)
+        check_state(contiguous(head), "model.head")
     if rank == 0:
         check_last_batch(head, shard.num_rows, config.data.batch_size, "model.head")
         return Server(0, config, shard, head)
@@ -91,6 +111,8 @@ def build_block(config: Config, rank: int) -> Block:
     tower = contiguous(build_tower(config.model, shard.input_shape, dtype, key))
     check_state(tower, "model.tower")
     check_last_batch(tower, shard.num_rows, config.data.batch_size, "model.tower")
+    if not labels:
+        return PrivateParty(rank, config, shard, tower)
     return Party(rank, config, shard, tower, head)
 
 
@@ -123,16 +145,17 @@ def check_last_batch(module: nn.Module, num_rows: int, batch_size: int, field: s
 def handshake_record(config: Config, shard: Shard) -> dict[str, Any]:
     """What every rank must have in common, by the name that an error shows."""
     values = dict(flatten(config.model_dump(mode="json", exclude={"party"})))
-    record: dict[str, Any] = {"wire version": WIRE_VERSION, "label policy": "shared"}
+    record: dict[str, Any] = {"wire version": WIRE_VERSION, "label policy": config.labels.holder}
     record |= {path: values[path] for path, scope in all_fields() if scope == "shared"}
     # None means "no such field here" in a record, so an unset option is spelled out.
     record = {field: "unset" if value is None else value for field, value in record.items()}
     record["transport.pattern"] = config.transport.pattern
     record["number of training rows"] = shard.num_rows
-    record["number of test rows"] = len(shard.test_y)
-    record["number of classes"] = shard.num_classes
+    record["number of test rows"] = shard.num_test_rows
     record["digest of the sample ids"] = shard.ids_digest
-    record["digest of the labels"] = labels_digest(shard)
+    if not is_private(config):
+        record["number of classes"] = shard.num_classes
+        record["digest of the labels"] = labels_digest(shard)
     return record
 
 
@@ -140,6 +163,7 @@ def labels_digest(shard: Shard) -> str:
     """BLAKE2b (hex) of training and test labels in order; all ranks hold the same ones."""
     digest = hashlib.blake2b(digest_size=16)
     for labels_N in (shard.train_y, shard.test_y):
+        assert labels_N is not None
         digest.update(f"{len(labels_N)};".encode())
         digest.update(labels_N.numpy().astype("<i8").tobytes())
     return digest.hexdigest()

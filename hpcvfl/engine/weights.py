@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hpcvfl.config import OptimizerConfig
+from hpcvfl.sections import OptimizerConfig
 
 
 @dataclass(frozen=True)

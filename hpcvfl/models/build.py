@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcvfl.config import ModelConfig
 from hpcvfl.errors import ConfigError
 from hpcvfl.models.towers import CNNTower, LSTMTower, MLPHead, MLPTower, resnet18_tower
+from hpcvfl.sections import ModelConfig
 
 TOWERS: dict[str, Callable[[tuple[int, ...], ModelConfig], nn.Module]] = {
     "mlp": lambda shape, c: MLPTower(shape, c.embedding_dim, c.hidden_dim),

@@ -149,6 +149,8 @@ def test_an_unwritable_run_folder_is_one_line(tmp_path, capsys):
         (["report", "nowhere"], "nowhere: no summary.json"),
         (["report", "--out"], "--out needs a folder"),
         (["doctor", "please"], "config 'please': no such preset"),
+        (["train", "digits", "--slow", "2,4"], "due is --slow party=K,factor=F"),
+        (["train", "digits", "--slow", "party=2,factor=0.5"], "steps.slow_factor"),
         (["bench", "everything"], "kernels, codecs, exchange, round"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",

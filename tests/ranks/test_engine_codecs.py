@@ -16,7 +16,8 @@ from hpcvfl.codecs import table
 from hpcvfl.codecs.frame import HEADER_NBYTES
 from hpcvfl.engine.checkpoint import load_streams, stream_path
 from hpcvfl.engine.observer import Silent
-from hpcvfl.engine.run import prepare, train
+from hpcvfl.engine.prepare import prepare
+from hpcvfl.engine.run import train
 from hpcvfl.errors import ConfigError, DataError, WireError
 from hpcvfl.report.plots import draw
 from hpcvfl.report.tables import closing_table

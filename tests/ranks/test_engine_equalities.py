@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from hpcvfl.codecs.frame import HEADER_NBYTES
 from hpcvfl.data import Batches
 from hpcvfl.engine.blocks import Party
-from hpcvfl.engine.round import RoundResult
-from hpcvfl.engine.run import one_round, prepare, train
+from hpcvfl.engine.prepare import prepare
+from hpcvfl.engine.run import one_round, train
 from hpcvfl.engine.start import build_block
 from hpcvfl.transport.threads import ThreadsWorld
 
@@ -137,11 +137,10 @@ def test_a_block_changes_only_its_own_parameters(tmp_path):
 
     def work(transport):
         run = prepare(config, transport)
-        last = RoundResult(0, 0.0, 0.0)
         copies = []
         for r in range(2):
             sent = [a.copy() for a in run.block.message()] if transport.rank == 0 else None
-            last = one_round(run, r, last)
+            one_round(run, r)
             if isinstance(run.block, Party):
                 assert all(p.grad is None for p in run.block.head_copy.parameters())
                 copies.append([p.detach().numpy().copy() for p in run.block.head_copy.parameters()])

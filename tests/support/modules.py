@@ -1,5 +1,7 @@
 """Towers a user might bring, for `model.tower = "support.modules:..."`."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -138,3 +140,14 @@ class QuittingTower(ExplodingTower):
         if self.training and self.calls > 3:
             raise SystemExit(0)
         return self.out(x.flatten(1))
+
+
+class LinearTower(nn.Module):
+    """Linear in its parameters, so that its Jacobian never changes."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__()
+        self.layer = nn.Linear(math.prod(input_shape), embedding_dim)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))

@@ -5,7 +5,8 @@ import pytest
 from hpcvfl.cli import load_config
 from hpcvfl.config import Config, all_fields, build, digest, flatten, merge, nest, scope_of
 from hpcvfl.engine import folder
-from hpcvfl.engine.policies import FixedSteps, learning_rate
+from hpcvfl.engine.policies import plan_of, policy_of
+from hpcvfl.engine.rates import learning_rate
 from hpcvfl.errors import ConfigError
 
 
@@ -163,4 +164,9 @@ def test_schedules():
     steps = optimizer.model_copy(update={"schedule": "milestones", "milestones": (2, 5), "lr": 1.0})
     rates = [learning_rate(steps, r, 10, 100) for r in (0, 19, 20, 49, 50, 99)]
     assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
-    assert [FixedSteps(2).may_start(t) for t in range(4)] == [True, True, False, False]
+    inverse = optimizer.model_copy(update={"schedule": "inverse", "lr": 2.0})
+    assert [learning_rate(inverse, r, 10, 100) for r in (0, 10, 30)] == [2.0, 1.0, 0.5]
+    config = build({"algorithm": {"local_steps": 2}})
+    policy = policy_of(config, 1, plan_of(config))
+    policy.begin_round(0)
+    assert [policy.may_start(t) for t in range(4)] == [True, True, False, False]

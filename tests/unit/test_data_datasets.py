@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from hpcvfl import data
-from hpcvfl.config import DataConfig
 from hpcvfl.data import digits
 from hpcvfl.errors import ConfigError, DataError
+from hpcvfl.sections import DataConfig
 
 
 def blocks_of(config, num_parties=4, seed=0, dtype=torch.float32):

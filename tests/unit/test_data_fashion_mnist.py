@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hpcvfl import data
-from hpcvfl.config import DataConfig
 from hpcvfl.data import fashion_mnist
 from hpcvfl.errors import DataError
+from hpcvfl.sections import DataConfig
 
 DRAW = np.random.default_rng(1)
 ARRAYS = {

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hpcvfl import data
-from hpcvfl.config import DataConfig
 from hpcvfl.errors import ConfigError, DataError
+from hpcvfl.sections import DataConfig
 
 ARRAYS = {
     "train_x": np.arange(20, dtype=np.int16).reshape(10, 2),

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from hpcvfl import seeds
-from hpcvfl.config import ModelConfig
 from hpcvfl.errors import ConfigError
 from hpcvfl.models import build_head, build_tower
+from hpcvfl.sections import ModelConfig
 
 IMAGE = (1, 14, 14)
 SHAPES = {

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hpcvfl.config import OptimizerConfig, build
+from hpcvfl.config import build
 from hpcvfl.engine.optimizers import LocalOptimizer
 from hpcvfl.errors import ConfigError
+from hpcvfl.sections import OptimizerConfig
 
 SGD_OPTIONS = [
     {"momentum": 0.0},
@@ -298,7 +299,7 @@ def test_a_rate_that_grows_too_large_for_the_proximal_term_is_refused():
 def test_every_rule_of_sgd_leaves_the_compiler_alone():
     program = (
         "import sys, torch; from torch import nn\n"
-        "from hpcvfl.config import OptimizerConfig\n"
+        "from hpcvfl.sections import OptimizerConfig\n"
         "from hpcvfl.engine.optimizers import LocalOptimizer\n"
         "net = nn.Linear(2, 2)\n"
         "rules = [{}, dict(momentum=.9, dampening=.1), dict(momentum=.9, nesterov=True),\n"

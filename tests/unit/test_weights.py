@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpcvfl.config import OptimizerConfig
 from hpcvfl.engine.optimizers import LocalOptimizer
 from hpcvfl.engine.weights import Weights, weights_of, why_not
+from hpcvfl.sections import OptimizerConfig
 
 RHO, D, MU, LAMBDA, LR = 0.9, 0.3, 2.0, 1.5, 0.05
 FACTORS = (1.0, 0.5, 2.0, 0.25)

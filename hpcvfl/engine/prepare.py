@@ -1,0 +1,136 @@
+"""Everything that a run has before its first round, on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcvfl.clock import PhaseClock
+from hpcvfl.codecs.frame import MAX_ROUNDS
+from hpcvfl.config import Config
+from hpcvfl.data import Batches
+from hpcvfl.engine import folder
+from hpcvfl.engine.agree import each, exchange, require_equal, together
+from hpcvfl.engine.blocks import Block
+from hpcvfl.engine.exchange import Agreement, Exchange
+from hpcvfl.engine.messages import MessageLog
+from hpcvfl.engine.observer import Observer
+from hpcvfl.engine.policies import Plan, StepPolicy, plan_of, policy_of
+from hpcvfl.engine.private import PrivateExchange
+from hpcvfl.engine.round import RoundResult
+from hpcvfl.engine.start import start
+from hpcvfl.engine.steplog import StepLog
+from hpcvfl.errors import ConfigError
+from hpcvfl.ledger import Meter
+from hpcvfl.transport.base import Transport
+from hpcvfl.transport.delayed import Delayed
+from hpcvfl.transport.metered import Metered
+
+
+@dataclass
+class Run:
+    """What one rank carries from round to round."""
+
+    config: Config
+    block: Block
+    exchange: Exchange
+    transport: Transport
+    meter: Meter
+    messages: MessageLog
+    clock: PhaseClock
+    batches: Batches
+    path: Path
+    total_rounds: int
+    policy: StepPolicy
+    plan: Plan | None
+    steps: StepLog
+    last: RoundResult = field(default_factory=lambda: RoundResult(0, 0.0, 0.0))
+    units: float = 0.0  # of virtual time in rounds so far, without communication
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    rounds: int = 0
+    warnings: list[str] = field(default_factory=list)
+    diverged: set[int] = field(default_factory=set)  # blocks of which that was said
+
+
+def prepare(
+    config: Config,
+    transport: Transport,
+    begun_s: float | None = None,
+    shown: Observer | None = None,
+) -> Run:
+    """Handshake, run folder, everything that the first round needs."""
+    clock, meter = PhaseClock(begun_s), Meter()
+    transport.timeout_s = config.transport.first_timeout_s
+    if config.transport.latency_ms or config.transport.bandwidth_gbps:
+        transport = Delayed(transport, config.transport.latency_ms, config.transport.bandwidth_gbps)
+    transport = Metered(transport, meter)
+    clock.to("load")
+    block, agreement = start(config, transport)
+    plan = agreed_plan(config, transport)
+
+    def make_folder() -> str | None:
+        return str(folder.create(config)) if transport.rank == 0 else None
+
+    path = Path(together(transport, make_folder)[0])
+
+    def open_books() -> tuple[MessageLog, StepLog]:
+        with folder.writing(path):
+            path.mkdir(parents=True, exist_ok=True)  # a host may lack the shared folder
+            meter.open(path / f"ledger.rank{transport.rank}.jsonl")
+            messages = None if transport.rank else path / "messages.jsonl"
+            steps = None if transport.rank else path / "steps.jsonl"
+            return MessageLog(transport.size, messages), StepLog(steps)
+
+    messages, steps = each(transport, open_books)
+    clock.to("start")
+    data = config.data
+    batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
+    total = config.algorithm.epochs * batches.rounds_per_epoch
+    total = min(total, config.algorithm.rounds or total)
+    if total >= MAX_ROUNDS:
+        raise ConfigError(f"algorithm: {total} rounds; a header counts fewer than {MAX_ROUNDS}")
+
+    # On all ranks or none: the memories of error feedback may not fit.
+    swap = each(transport, lambda: make_exchange(config, transport, agreement))
+    if shown:
+        shown.preparing(f"compiling the kernels of {', '.join(agreement.table)}")
+    swap.compile_codecs(min(data.batch_size, block.shard.num_rows))
+    clock.to("other")
+    policy = policy_of(block.config, block.block, plan)
+    return Run(
+        config, block, swap, transport, meter, messages, clock, batches, path, total, policy, plan,
+        steps, warnings=outside_theory(block, transport),
+    )  # fmt: skip
+
+
+def make_exchange(config: Config, transport: Transport, agreement: Agreement) -> Exchange:
+    """The exchange of a config; ConfigError for a pattern that private labels do not have."""
+    pattern, memory_folder = config.transport.pattern, config.run.memory_folder
+    if not agreement.private:
+        return Exchange(transport, agreement, pattern, memory_folder)
+    if pattern != "hub":
+        raise ConfigError(
+            f"transport.pattern = {pattern!r}: with private labels each party gets a frame of its"
+            " own from the server; use hub"
+        )
+    return PrivateExchange(transport, agreement, memory_folder)
+
+
+def outside_theory(block: Block, transport: Transport) -> list[str]:
+    """A line for each block whose optimizer Flex-VFL's theory does not cover."""
+    told = exchange(transport, block.optimizer.why_not)
+    return [f"block {k}: {text}" for k, text in enumerate(told) if text]
+
+
+def agreed_plan(config: Config, transport: Transport) -> Plan | None:
+    """The plan of everybody's steps, the same on every rank; ConfigError, everywhere, if not."""
+    if config.steps.policy == "wall-clock" and transport.name == "threads":
+        raise ConfigError(
+            "steps.policy = 'wall-clock': in one process ranks take turns, so that a timeout means"
+            " nothing; start it with mpiexec, or use steps.policy = 'virtual'"
+        )
+    plan = each(transport, lambda: plan_of(config))
+    told = exchange(transport, {"digest of the steps planned": plan.digest if plan else "none"})
+    require_equal(told)
+    return plan

@@ -1,0 +1,183 @@
+"""The exchange of a round where the server alone holds the labels.
+
+    gather    every party's h_k, as ever
+    server    the gradient of the batch's loss at each h_k, from the decoded h and the head as they
+              are when the round begins
+    scatter   party k gets its own gradient, (N, P) through a codec, and nothing else
+
+A party needs neither labels, head nor the others' embeddings: its local steps go down J^T C, J the
+Jacobian of its tower and C the gradient, which stays as it is for all steps of the round. With one
+step that is the shared-label step bit for bit. (Flex-VFL, arXiv 2208.12672, on private labels,
+after FedBCD, arXiv 1912.11187; here with compression and feedback in both directions.)
+
+Legend: N rows of the batch, P values of an embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcvfl import seeds
+from hpcvfl.clock import PhaseClock
+from hpcvfl.codecs.base import Array, Message
+from hpcvfl.codecs.frame import HEADER_NBYTES, Header, rows_hash
+from hpcvfl.codecs.stream import Stream
+from hpcvfl.engine.blocks import Block, PrivateParty, Server
+from hpcvfl.engine.exchange import RAW_ITEMSIZE, Agreement, Exchange
+from hpcvfl.errors import ConfigError, NonFiniteError
+from hpcvfl.transport.base import Slots, Transport
+
+
+class PrivateExchange(Exchange):
+    """Frames of one rank; `agreement.codecs_R[0]` is the codec of the gradients.
+
+    streams_R : of the embeddings, and None where neither end of them is here: a party remembers
+                its own messages only
+    downs_R   : of the gradients, the same; [0] is None
+    """
+
+    def __init__(
+        self, transport: Transport, agreement: Agreement, memory_folder: str | None = None
+    ) -> None:
+        """See Exchange; there is one pattern only."""
+        if any(len(agreement.stream_rates(rank)) > 1 for rank in range(transport.size)):
+            raise ConfigError(
+                "labels.holder = 'server': codec auto tells all ranks of its sizes, and a party's"
+                " headers reach the server alone; use a codec with fixed bits"
+            )
+        super().__init__(transport, agreement, "hub", memory_folder)
+        self.downs_R = [
+            agreement.stream(0, memory_folder) if self._is_here(rank) else None
+            for rank in range(transport.size)
+        ]
+        self._scatter_slots: dict[int, Slots] = {}
+
+    def _stream(self, rank: int, memory_folder: str | None) -> Stream | None:
+        return self.agreement.stream(rank, memory_folder) if self._is_here(rank) else None
+
+    def _is_here(self, rank: int) -> bool:
+        return rank > 0 and self.transport.rank in (0, rank)
+
+    def _message(self, rank: int, batch_size: int) -> Message:
+        """Layout of embeddings of `rank`, or of any party's gradient for rank 0."""
+        agreed = self.agreement
+        shape = (batch_size, agreed.embedding_dim)
+        codec = agreed.stream_rates(rank)[0]
+        return Message(codec, [shape], agreed.dtype)
+
+    def layout(self, batch_size: int) -> tuple[list[Message], Slots]:
+        """Layouts and frames of the way up; the server's own frame is empty."""
+        if batch_size not in self._layouts:
+            layouts_R = [self._message(rank, batch_size) for rank in range(self.transport.size)]
+            self._layouts[batch_size] = layouts_R, self._slots(layouts_R[1:], "embed")
+            self._scatter_slots[batch_size] = self._slots(
+                [layouts_R[0]] * (self.transport.size - 1), "grad"
+            )
+        return self._layouts[batch_size]
+
+    def _slots(self, parties: list[Message], kind: str) -> Slots:
+        return Slots(
+            [0, *(HEADER_NBYTES + m.nbytes for m in parties)],
+            ["control", *[kind] * len(parties)],
+            [0, *(RAW_ITEMSIZE * m.count for m in parties)],
+        )
+
+    def encode(
+        self,
+        round_index: int,
+        rows_N: Array,
+        message: Sequence[Array],
+        score_C: Array | None = None,
+        tau: int = 0,
+        w_bar: float = 0.0,
+        seconds: float = 0.0,
+    ) -> None:
+        """See Exchange; the server sends later, in `deliver`."""
+        self._told = (tau, w_bar, seconds)
+        if self.transport.rank:
+            super().encode(round_index, rows_N, message, score_C, tau, w_bar, seconds)
+
+    def deliver(self, round_index: int, rows_N: Array, block: Block, clock: PhaseClock) -> None:
+        """Gather, gradients, scatter."""
+        transport, batch_size = self.transport, len(rows_N)
+        waited_s = transport.waited_s
+        transport.gather(self.layout(batch_size)[1])
+        clock.to("decode", waited_s=transport.waited_s - waited_s)
+        slots = self._scatter_slots[batch_size]
+        if isinstance(block, Server):
+            self.decode(round_index, rows_N, block.targets(batch_size))
+            self._encode_gradients(round_index, rows_N, block, slots)
+        clock.to("wire")
+        waited_s = transport.waited_s
+        transport.scatter(slots)
+        clock.to("decode", waited_s=transport.waited_s - waited_s)
+        if isinstance(block, PrivateParty):
+            rank = transport.rank
+            stream, due = self.downs_R[rank], self._due_gradient(round_index, rows_N)
+            assert stream is not None
+            out = [block.gradient(batch_size)]
+            self._read(stream, slots[rank], due, self._down_key(round_index, rank), out, rows_N)
+
+    def _encode_gradients(
+        self, round_index: int, rows_N: Array, server: Server, slots: Slots
+    ) -> None:
+        """Write everybody's gradient; the own header is about all of them together."""
+        tau, w_bar, seconds = self._told
+        due = self._due_gradient(round_index, rows_N)
+        due = due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
+        headers = []
+        for rank, gradient_NP in enumerate(server.embedding_gradients(), 1):
+            stream = self.downs_R[rank]
+            assert stream is not None
+            key = self._down_key(round_index, rank)
+            try:
+                header = self._write(stream, slots[rank], due, key, [gradient_NP], rows_N, None)
+            except NonFiniteError as error:
+                raise NonFiniteError(f"{error}: the gradient for party {rank}") from None
+            headers.append(header)
+        self.headers_R[0] = due._replace(
+            num_values=sum(h.num_values for h in headers),
+            payload_nbytes=sum(h.payload_nbytes for h in headers),
+            squared_error=math.fsum(h.squared_error for h in headers),
+            energy=math.fsum(h.energy for h in headers),
+        )
+
+    def _due_gradient(self, round_index: int, rows_N: Array) -> Header:
+        layout = self.layout(len(rows_N))[0][0]
+        return Header(
+            "grad",
+            self._codec_index_R[0],
+            0,
+            round_index,
+            layout.count,
+            layout.nbytes,
+            batch_hash=rows_hash(rows_N),
+        )
+
+    def _down_key(self, round_index: int, rank: int) -> int:
+        return seeds.key64(self.agreement.seed, "dither", round_index, rank, "gradient")
+
+    def compile_codecs(self, batch_size: int) -> None:
+        """See Exchange."""
+        rank = self.transport.rank
+        for peer in range(self.transport.size):
+            up, down = self.streams_R[peer], self.downs_R[peer]
+            if up and down:
+                up.warm_up(batch_size, sender=peer == rank)
+                down.warm_up(batch_size, sender=rank == 0)
+
+    def own_state(self) -> dict[str, Array]:
+        """See Exchange; the server's names start with the party: party2.memory.0."""
+        rank = self.transport.rank
+        if rank:
+            stream = self.streams_R[rank]
+            return stream.state() if stream else {}
+        return {
+            f"party{peer}.{name}": np.asarray(value)
+            for peer, stream in enumerate(self.downs_R)
+            if stream
+            for name, value in stream.state().items()
+        }

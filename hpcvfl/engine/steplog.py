@@ -1,0 +1,56 @@
+"""steps.jsonl: how many local steps each block took in each round, and how long it computed.
+
+The numbers of a round arrive with the headers of the next one, those of the last round with the
+report at the end, so that no message is sent for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from hpcvfl.codecs.frame import Header
+
+
+class StepLog:
+    """Lines {"round": r, "tau": [tau_0, .., tau_M], "w_bar": [..], "seconds": [..]}."""
+
+    def __init__(self, path: Path | None) -> None:
+        """With `path` (rank 0) lines are written; without, nothing happens."""
+        self._file: TextIO | None = path.open("w", encoding="utf-8") if path else None
+
+    def note(self, round_index: int, headers_B: Sequence[Header | None]) -> None:
+        """The headers of round `round_index` tell of the round before."""
+        if self._file and round_index > 0:
+            told = [h for h in headers_B if h]
+            self.write(
+                round_index - 1,
+                [h.tau for h in told],
+                [h.w_bar for h in told],
+                [h.seconds for h in told],
+            )
+
+    def write(
+        self,
+        round_index: int,
+        tau_B: Sequence[int],
+        w_bar_B: Sequence[float],
+        seconds_B: Sequence[float],
+    ) -> None:
+        """A line by itself: of the last round."""
+        if self._file:
+            line = {
+                "round": round_index,
+                "tau": list(tau_B),
+                "w_bar": list(w_bar_B),
+                "seconds": [round(s, 6) for s in seconds_B],
+            }
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Flush and close the file, if there is one."""
+        if self._file:
+            self._file.close()
+            self._file = None

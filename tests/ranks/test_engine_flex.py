@@ -1,0 +1,216 @@
+"""Flex-VFL in one process: unlike numbers of steps, rates that follow them, logs that replay."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.runs import run_threads, same_bits, tiny, weights
+
+from hpcvfl.engine.observer import Silent
+from hpcvfl.engine.prepare import prepare
+from hpcvfl.engine.run import one_round, train
+from hpcvfl.engine.weights import weights_of
+from hpcvfl.errors import ConfigError
+from hpcvfl.transport.threads import ThreadsWorld
+
+SPEEDS = (5, 1, 3, 2)
+FLEX = {"steps__policy": "virtual", "steps__speeds": SPEEDS}
+
+
+def lines(summary, name):
+    return [json.loads(t) for t in (Path(summary["folder"]) / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_e1_equal_speeds_without_compression_are_c_vfl_bit_for_bit(tmp_path, dtype):
+    over = {"codec": "none", "head_codec": "none", "dtype": dtype}
+    fixed = run_threads(tiny(tmp_path, algorithm__local_steps=3, **over))
+    flex = run_threads(tiny(tmp_path, steps__policy="virtual", steps__speeds=(3, 3, 3, 3), **over))
+    assert same_bits(weights(fixed), weights(flex))
+
+
+def test_every_block_takes_its_own_number_of_steps_and_the_log_says_so(tmp_path):
+    counted = {}
+
+    def count(run, result):
+        counted.setdefault(run.transport.rank, []).append(result.tau)
+
+    summary = run_threads(tiny(tmp_path, **FLEX), after_round=count)
+    assert counted == {k: [tau] * 8 for k, tau in enumerate(SPEEDS)}
+    log = lines(summary, "steps.jsonl")
+    assert [line["round"] for line in log] == list(range(8))
+    assert all(line["tau"] == list(SPEEDS) for line in log)
+    assert all(line["w_bar"] == [1.0] * 4 for line in log)
+    assert [line["units"] for line in lines(summary, "metrics.jsonl")] == [20, 40]
+
+
+@pytest.mark.parametrize("order", [(3, 1, 0, 2), (2, 3, 1, 0)])
+def test_p1_the_order_in_which_blocks_run_changes_no_bit(tmp_path, order):
+    over = FLEX | {"optimizer__momentum": 0.5, "codec": "scalar:bits=2"}
+    assert same_bits(
+        weights(run_threads(tiny(tmp_path, **over))),
+        weights(run_threads(tiny(tmp_path, **over), order=order)),
+    )
+
+
+def test_p2_steps_leave_all_other_blocks_alone(tmp_path):
+    def work(transport):
+        run = prepare(tiny(tmp_path, codec="none", head_codec="none", **FLEX), transport)
+        for r in range(2):
+            one_round(run, r)
+        if transport.rank:
+            copy = run.block.head_copy
+            assert all(not p.requires_grad and p.grad is None for p in copy.parameters())
+        else:
+            for e in run.block._embeddings(30):
+                assert e.grad is None
+        return [p.detach().numpy().copy() for p in run.block.module.parameters()]
+
+    ThreadsWorld(4).run(work)
+
+
+@pytest.mark.parametrize("policy", ["virtual", "trace"])
+def test_t3_a_recorded_run_replays_bit_for_bit(tmp_path, policy):
+    over = {"codec": "ef(scalar:bits=2,range=gauss)", "optimizer__momentum": 0.3}
+    steps = FLEX if policy == "virtual" else {"steps__policy": "virtual", "steps__trace": "ar1"}
+    first = run_threads(tiny(tmp_path, **steps, **over))
+    again = run_threads(
+        tiny(tmp_path, steps__policy="script", steps__replay=first["folder"], **over)
+    )
+    assert same_bits(weights(first), weights(again))
+    assert lines(first, "messages.jsonl") == lines(again, "messages.jsonl")
+    taus = [[line["tau"] for line in lines(s, "steps.jsonl")] for s in (first, again)]
+    assert taus[0] == taus[1]
+
+
+def test_a_log_that_is_too_short_ends_the_run_with_a_line(tmp_path):
+    first = run_threads(tiny(tmp_path, algorithm__rounds=3))
+    with pytest.raises(ConfigError, match=r"steps\.replay: 3 rounds are on record, round 3 is not"):
+        run_threads(tiny(tmp_path, steps__policy="script", steps__replay=first["folder"]))
+
+
+def test_a2_an_adaptive_rate_at_constant_steps_is_a_fixed_rate(tmp_path):
+    # A / tau with tau = 4 for all: powers of two, so that the division is exact.
+    over = {"steps__policy": "virtual", "steps__speeds": (4, 4, 4, 4)}
+    adaptive = {"optimizer__schedule": "adaptive", "optimizer__lr": 0.5}
+    assert same_bits(
+        weights(run_threads(tiny(tmp_path, optimizer__lr=0.125, **over))),
+        weights(run_threads(tiny(tmp_path, **adaptive, **over))),
+    )
+
+
+@pytest.mark.parametrize("schedule", ["adaptive", "adaptive-sum"])
+def test_x2_the_rate_of_a_round_is_what_the_headers_of_the_next_would_give(tmp_path, schedule):
+    trace = np.random.default_rng(1).uniform(0, 1, (4, 50))
+    np.save(tmp_path / "u.npy", trace)
+    over = {"steps__policy": "virtual", "steps__trace": str(tmp_path / "u.npy")}
+    over |= {"optimizer__schedule": schedule, "optimizer__lr": 0.3, "optimizer__momentum": 0.7}
+    rates = {}
+
+    def keep(run, result):
+        rates[run.transport.rank, run.rounds - 1] = run.block.optimizer._lr
+
+    summary = run_threads(tiny(tmp_path, **over), after_round=keep)
+    log = lines(summary, "steps.jsonl")
+    config = tiny(tmp_path, **over).optimizer
+    for r in range(1, 8):
+        for k in range(4):
+            tau, w_bar = log[r - 1]["tau"][k], log[r - 1]["w_bar"][k]
+            told = weights_of(config, rates[k, r - 1], tau)
+            assert w_bar == told.w_bar
+            due = 0.3 / (tau * w_bar) if schedule == "adaptive" else 0.3 / told.total
+            assert rates[k, r] == due
+    first = weights_of(config, 0.3, log[0]["tau"][2])
+    assert rates[2, 0] == 0.3 / (
+        first.total if "sum" in schedule else log[0]["tau"][2] * first.w_bar
+    )
+
+
+def test_any_codec_any_steps_any_rate_in_one_config(tmp_path):
+    over = FLEX | {
+        "codec": "ef(topk:k=2,per=row,values=(scalar:bits=2,range=gauss))",
+        "head_codec": "ef(scalar:bits=2,range=gauss)",
+        "optimizer__schedule": "adaptive",
+        "optimizer__lr": 0.4,
+        "algorithm__epochs": 25,
+        "party": {"1": {"optimizer.momentum": 0.9}, "2": {"optimizer.proximal": 0.5}},
+    }
+    summary = run_threads(tiny(tmp_path, **over))
+    assert summary["metrics"]["accuracy"] > 0.8
+    last = lines(summary, "steps.jsonl")[-1]
+    assert last["tau"] == list(SPEEDS)
+    assert last["w_bar"] == pytest.approx([1, 1, 1, 1])
+
+
+def test_an_optimizer_outside_the_theory_trains_and_is_told_of(tmp_path):
+    told = []
+
+    class Watcher(Silent):
+        def warning(self, text):
+            told.append(text)
+
+    config = tiny(
+        tmp_path, algorithm__epochs=20, party={"2": {"optimizer": {"name": "Adam", "lr": 0.01}}}
+    )
+    summary = ThreadsWorld(4).run(lambda t: train(config, t, Watcher()))[0]
+    assert len(told) == 1
+    assert told[0].startswith("block 2: optimizer.name = 'Adam'")
+    assert summary["warnings"] == told
+    assert summary["metrics"]["accuracy"] > 0.7
+    assert sys.modules["torch.optim"]
+
+
+def test_the_wall_clock_is_refused_in_one_process(tmp_path):
+    with pytest.raises(ConfigError, match="a timeout means nothing; start it with mpiexec"):
+        run_threads(tiny(tmp_path, steps__policy="wall-clock", steps__timeout_s=1.0))
+
+
+def test_plans_that_differ_between_ranks_are_refused(tmp_path, monkeypatch):
+    read = []  # a file that changes while the ranks read it, one after the other
+
+    def read_trace(name, num_blocks):
+        read.append(name)
+        return np.full((4, 3), 0.5 if len(read) == 4 else 0.0)
+
+    monkeypatch.setattr("hpcvfl.engine.traces.read_trace", read_trace)
+    with pytest.raises(ConfigError, match="rank 3: digest of the steps planned"):
+        run_threads(tiny(tmp_path, steps__policy="virtual", steps__trace="u.npy"))
+
+
+def test_e6_unlike_steps_and_optimizers_end_at_the_joint_minimum(tmp_path):
+    # Full batch and a small rate: fixed points are those of the joint loss, whatever tau.
+    over = {
+        "dtype": "float64",
+        "codec": "none",
+        "head_codec": "none",
+        "model__tower": "support.modules:LinearTower",
+        "data__batch_size": 104,
+        "optimizer__lr": 0.5,
+        "algorithm__epochs": 300,
+        "algorithm__evaluate_every": 300,
+    }
+    mixed = {"1": {"optimizer.momentum": 0.5}, "3": {"optimizer.proximal": 0.2}}
+    norms = []
+
+    def gradient_of(config):
+        def work(transport):
+            run = prepare(config, transport)
+            first = last = 0.0
+            for r in range(300):
+                one_round(run, r)
+                if r in (0, 299):
+                    loss = run.block._loss(1)
+                    parameters = list(run.block.module.parameters())
+                    grads = torch.autograd.grad(loss, parameters)
+                    last = float(sum(g.square().sum() for g in grads))
+                    first = first or last
+            return first, last
+
+        return ThreadsWorld(4).run(work)
+
+    for first, last in gradient_of(tiny(tmp_path, **over, **FLEX, party=mixed)):
+        norms.append(last / first)
+    assert max(norms) < 1e-3
