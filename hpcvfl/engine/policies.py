@@ -108,11 +108,14 @@ class Plan:
     units : round -> length of its local phase in steps of a block of full speed, what the virtual
             clock of the papers adds to the cost of communication
     digest: of all of it; ranks must agree
+    expected : steps that a run expected of round 0 before it knew, B ints; adaptive rates begin
+               with them
     """
 
     steps: Callable[[int], tuple[int, ...]]
     units: Callable[[int], float]
     digest: str
+    expected: tuple[int, ...]
 
 
 def plan_of(config: Config) -> Plan | None:
@@ -124,8 +127,9 @@ def plan_of(config: Config) -> Plan | None:
         return _table_plan(np.full((1, num_blocks), count), np.array([float(count)]))
     if policy == "script":
         assert steps.replay is not None
-        taken_RB = read_steps(Path(steps.replay), num_blocks)
-        return _table_plan(taken_RB, taken_RB.max(axis=1).astype(float), again=False)
+        taken_RB, expected_B = read_steps(Path(steps.replay), num_blocks)
+        units_R = taken_RB.max(axis=1).astype(float)
+        return _table_plan(taken_RB, units_R, again=False, expected=expected_B)
     if policy == "virtual":
         return _virtual_plan(config)
     return None
@@ -159,10 +163,17 @@ def _virtual_plan(config: Config) -> Plan:
     return _table_plan(taken_RB, (taken_RB * (timeout / own_RB)).max(axis=1))
 
 
-def _table_plan(taken_RB: np.ndarray, units_R: np.ndarray, again: bool = True) -> Plan:
+def _table_plan(
+    taken_RB: np.ndarray,
+    units_R: np.ndarray,
+    again: bool = True,
+    expected: tuple[int, ...] | None = None,
+) -> Plan:
     """Row r of a table in round r; `again`: from the start after its end, else ConfigError."""
     rows, units = [tuple(row) for row in taken_RB.tolist()], units_R.tolist()
-    digest = hashlib.blake2b(json.dumps([rows, units]).encode(), digest_size=16).hexdigest()
+    expected = expected or rows[0]
+    spelled = json.dumps([rows, units, expected])
+    digest = hashlib.blake2b(spelled.encode(), digest_size=16).hexdigest()
 
     def steps(round_index: int) -> tuple[int, ...]:
         if round_index >= len(rows) and not again:
@@ -172,16 +183,18 @@ def _table_plan(taken_RB: np.ndarray, units_R: np.ndarray, again: bool = True) -
             )
         return rows[round_index % len(rows)]
 
-    return Plan(steps, lambda r: units[r % len(units)], digest)
+    return Plan(steps, lambda r: units[r % len(units)], digest, expected)
 
 
-def read_steps(path: Path, num_blocks: int) -> np.ndarray:
-    """int64, shape (rounds, B): the steps that a run took, from its steps.jsonl or its folder.
+def read_steps(path: Path, num_blocks: int) -> tuple[np.ndarray, tuple[int, ...] | None]:
+    """Steps that a run took, int64, shape (rounds, B), and those that it had expected of round 0
+    (None: what it took), from its steps.jsonl or its folder.
 
     Raises DataError that names the line and what is due.
     """
     path = path / "steps.jsonl" if path.is_dir() else path
     rows = []
+    expected: tuple[int, ...] | None = None
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -189,19 +202,22 @@ def read_steps(path: Path, num_blocks: int) -> np.ndarray:
     for number, text in enumerate(lines):
         try:
             line = json.loads(text)
-            taus = line["tau"]
-            sound = line["round"] == number and all(type(t) is int and t > 0 for t in taus)
-        except (ValueError, LookupError, TypeError, RecursionError):
-            sound, taus = False, []
-        if not sound or len(taus) != num_blocks:
+            taus, first = line["tau"], line.get("expected", line["tau"])
+            counts = [*taus, *first]
+            sound = line["round"] == number and all(type(t) is int and t > 0 for t in counts)
+            sound = sound and len(taus) == len(first) == num_blocks
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            sound, taus, first = False, [], []
+        if not sound:
             raise DataError(
                 f"{path}, line {number + 1}: {text[:60]!r}; due: round {number} and tau, a positive"
                 f" whole number for each of {num_blocks} blocks"
             )
+        expected = expected or tuple(first)
         rows.append(taus)
     if not rows:
         raise DataError(f"{path}: holds no rounds")
-    return np.array(rows, np.int64)
+    return np.array(rows, np.int64), expected
 
 
 def policy_of(config: Config, block: int, plan: Plan | None) -> StepPolicy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Agreement, Exchange
 from hpcvfl.engine.messages import MessageLog
 from hpcvfl.engine.observer import Observer
-from hpcvfl.engine.policies import Plan, StepPolicy, plan_of, policy_of
+from hpcvfl.engine.policies import Plan, StepPolicy, WallClockSteps, plan_of, policy_of
 from hpcvfl.engine.private import PrivateExchange
 from hpcvfl.engine.round import RoundResult
 from hpcvfl.engine.start import start
@@ -44,6 +45,7 @@ class Run:
     total_rounds: int
     policy: StepPolicy
     plan: Plan | None
+    expected_B: Sequence[int]  # steps of all blocks in round 0, as far as is known before it
     steps: StepLog
     last: RoundResult = field(default_factory=lambda: RoundResult(0, 0.0, 0.0))
     units: float = 0.0  # of virtual time in rounds so far, without communication
@@ -98,9 +100,11 @@ def prepare(
     swap.compile_codecs(min(data.batch_size, block.shard.num_rows))
     clock.to("other")
     policy = policy_of(block.config, block.block, plan)
+    expected_B = plan.expected if plan else tried_steps(block, policy, batches, transport)
+    steps.expected_B = () if plan else expected_B
     return Run(
         config, block, swap, transport, meter, messages, clock, batches, path, total, policy, plan,
-        steps, warnings=outside_theory(block, transport),
+        expected_B, steps, warnings=outside_theory(block, transport),
     )  # fmt: skip
 
 
@@ -115,6 +119,15 @@ def make_exchange(config: Config, transport: Transport, agreement: Agreement) ->
             " own from the server; use hub"
         )
     return PrivateExchange(transport, agreement, memory_folder)
+
+
+def tried_steps(
+    block: Block, policy: StepPolicy, batches: Batches, transport: Transport
+) -> list[int]:
+    """Steps of each block that may fit into the timeout, from a step that is not taken."""
+    assert isinstance(policy, WallClockSteps)
+    step_s = block.trial_step_s(batches.rows(0)) * policy.slow_factor
+    return exchange(transport, max(1, int(policy.timeout_s / max(step_s, 1e-9))))
 
 
 def outside_theory(block: Block, transport: Transport) -> list[str]:

@@ -96,17 +96,10 @@ def rate_of(run: Run, round_index: int) -> float:
     last = run.last
     if round_index == 0:
         # Algorithm 2: tau of round 0 by prior knowledge, or by trying.
-        tau = run.plan.steps(0)[run.block.block] if run.plan else expected_steps(run)
+        tau = run.expected_B[run.block.block]
         weights = weights_of(optimizer, optimizer.lr, tau)
         last = RoundResult(tau, 0.0, 0.0, weights.w_bar, weights.total)
     return adaptive_rate(optimizer.schedule, optimizer.lr, last.tau, last.w_bar, last.total)
-
-
-def expected_steps(run: Run) -> int:
-    """Steps that may fit into the timeout, from the time of a step that is not taken."""
-    assert isinstance(run.policy, WallClockSteps)
-    step_s = run.block.trial_step_s(run.batches.rows(0)) * run.policy.slow_factor
-    return max(1, int(run.policy.timeout_s / max(step_s, 1e-9)))
 
 
 def evaluation_is_due(run: Run, round_index: int) -> bool:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from hpcvfl.codecs.frame import Header
 
 
 class StepLog:
-    """Lines {"round": r, "tau": [tau_0, .., tau_M], "w_bar": [..], "seconds": [..]}."""
+    """Lines {"round": r, "tau": [tau_0, .., tau_M], "w_bar": [..], "seconds": [..]}; that of round
+    0 may have "expected": [..], the steps that adaptive rates began with.
+    """
 
     def __init__(self, path: Path | None) -> None:
         """With `path` (rank 0) lines are written; without, nothing happens."""
+        self.expected_B: Sequence[int] = ()
         self._file: TextIO | None = path.open("w", encoding="utf-8") if path else None
 
     def note(self, round_index: int, headers_B: Sequence[Header | None]) -> None:
@@ -41,12 +44,14 @@ class StepLog:
     ) -> None:
         """A line by itself: of the last round."""
         if self._file:
-            line = {
+            line: dict[str, Any] = {
                 "round": round_index,
                 "tau": list(tau_B),
                 "w_bar": list(w_bar_B),
                 "seconds": [round(s, 6) for s in seconds_B],
             }
+            if self.expected_B and round_index == 0:
+                line["expected"] = list(self.expected_B)
             self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ Ranks above 0 print failures only.
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import pytest
@@ -14,6 +15,16 @@ from mpi4py import MPI
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 # Two buffers of 2 GiB each: not collected elsewhere, rather than skipped.
 collect_ignore = [] if SIZE == 2 else ["test_transport_large.py"]
+
+
+@pytest.fixture
+def folder():
+    """One temporary folder for all ranks."""
+    kept = tempfile.TemporaryDirectory() if RANK == 0 else None
+    yield MPI.COMM_WORLD.bcast(kept.name if kept else None)
+    MPI.COMM_WORLD.Barrier()
+    if kept:
+        kept.cleanup()
 
 
 class NothingSkipped:

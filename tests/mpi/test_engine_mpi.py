@@ -3,12 +3,12 @@ is.
 """
 
 import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support.over_mpi import everywhere_equal, over_mpi
 from support.runs import run_threads, same_bits, tiny, weights
 from test_transport_mpi import RecordingComm
 
@@ -21,28 +21,6 @@ from hpcvfl.transport.mpi import MpiTransport
 WORLD = MPI.COMM_WORLD
 GAUSS = "scalar:bits=2,range=gauss,scope=column"
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def folder():
-    """One temporary folder for all ranks."""
-    kept = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
-    yield WORLD.bcast(kept.name if kept else None)
-    WORLD.Barrier()
-    if kept:
-        kept.cleanup()
-
-
-def over_mpi(config):
-    transport = MpiTransport()
-    summary = train(config, transport)
-    transport.close()
-    return summary
-
-
-def everywhere_equal(ok):
-    """The verdict of rank 0 on all ranks, so that all pass or fail together."""
-    return WORLD.bcast(ok)
 
 
 @pytest.mark.parametrize("tower", ["mlp", "support.modules:DropoutTower"])

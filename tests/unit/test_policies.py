@@ -156,11 +156,20 @@ def test_a_script_takes_the_steps_on_record_and_no_others(tmp_path):
         came = plan_of(config)
         assert [came.steps(0), came.steps(1)] == [(3, 1, 2), (1, 5, 1)]
         assert came.units(1) == 5
+        assert came.expected == (3, 1, 2)
         policy = policy_of(config, 2, came)
         policy.begin_round(0)
         assert [policy.may_start(t) for t in range(3)] == [True, True, False]
         with pytest.raises(ConfigError, match="2 rounds are on record, round 2 is not"):
             policy.begin_round(2)
+
+
+def test_what_was_expected_of_round_0_is_on_record(tmp_path):
+    line = {"round": 0, "tau": [3, 1, 2], "expected": [7, 8, 9]}
+    (tmp_path / "steps.jsonl").write_text(json.dumps(line) + "\n")
+    taken, expected = read_steps(tmp_path, 3)
+    assert taken.tolist() == [[3, 1, 2]]
+    assert expected == (7, 8, 9)
 
 
 @pytest.mark.parametrize(
