@@ -20,11 +20,12 @@ def bounds(length: int, num_parts: int, part: int) -> tuple[int, int]:
 def image_patch(images_NHW: np.ndarray, num_parties: int, party: int) -> np.ndarray:
     """Party's patch of every image, shape (N, 1, h, w), in memory of its own.
 
-    M = 4: quadrants, row-major (1 2 over 3 4); M = 2: left and right halves; any other M:
-    blocks of pixel rows from top to bottom. Raises ConfigError if M is larger than H.
+    M = 4: quadrants, row-major (1 2 over 3 4); M = 2: left and right halves; M = 12: three rows of
+    four; any other M: blocks of pixel rows from top to bottom. Raises ConfigError if M is larger
+    than H.
     """
     height, width = images_NHW.shape[1:]
-    grid_rows, grid_columns = {4: (2, 2), 2: (1, 2)}.get(num_parties, (num_parties, 1))
+    grid_rows, grid_columns = {4: (2, 2), 2: (1, 2), 12: (3, 4)}.get(num_parties, (num_parties, 1))
     if grid_rows > height:
         raise ConfigError(
             f"num_parties = {num_parties}: images of {height} rows of pixels cannot be cut into"
