@@ -8,8 +8,8 @@ python bench/flex.py --smoke          one tiny cell, seconds
 A cell is one training run until its target; one JSON file under bench/results/flex/. Time is
 rounds * communication + units, 1 unit = a step of a block of full speed, for three costs of
 communication out of one run. The rate of each algorithm and speed set is tuned on held-out training
-rows with a seed of its own: the one of RATES with the least time at cost 10, with float32. A run that
-does not reach the target is counted as missed, never dropped.
+rows with a seed of its own: the one of RATES with the least time at cost 10, with float32. A run
+that does not reach the target is counted as missed, never dropped.
 """
 
 from __future__ import annotations
