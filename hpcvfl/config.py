@@ -107,6 +107,32 @@ class Config(Section):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _holder_is_a_party(self) -> Config:
+        if (self.holder_party or 0) > self.num_parties:
+            raise ValueError(
+                f"labels.holder = {self.labels.holder!r}: parties are 1 to {self.num_parties}"
+            )
+        return self
+
+    @property
+    def private_labels(self) -> bool:
+        """Whether one process alone holds the labels."""
+        return self.labels.holder != "all"
+
+    @property
+    def holder_party(self) -> int | None:
+        """The party in whose process the server is; None where the server has its own."""
+        kind, _, number = self.labels.holder.partition(":")
+        return int(number) if kind == "party" else None
+
+    @property
+    def block_of_rank(self) -> list[int]:
+        """The block whose messages a rank sends; rank 0 is the server's. A holder party has no rank
+        of its own.
+        """
+        return [b for b in range(self.num_parties + 1) if b == 0 or b != self.holder_party]
+
     def for_block(self, block: int) -> Config:
         """The config that block `block` (0 = server) runs with: its `party` table laid over the
         rest.

@@ -50,7 +50,7 @@ def on_every_rank(
         )
     from hpcvfl.transport.threads import ThreadsWorld
 
-    size = config.num_parties + 1 if hasattr(config, "num_parties") else 1
+    size = len(config.block_of_rank) if hasattr(config, "block_of_rank") else 1
     try:
         return ThreadsWorld(size).run(lambda transport: work(config, transport))[0]
     except SystemExit as error:  # whatever its status says, the run has not ended

@@ -219,12 +219,15 @@ class StepsConfig(Section):
 class LabelsConfig(Section):
     """Who holds the labels, and what the others get in their place."""
 
-    holder: Annotated[Literal["all", "server"], Field(json_schema_extra=SHARED)] = "all"
+    holder: Annotated[
+        str, Field(pattern=r"^(all|server|party:[1-9][0-9]{0,4})$", json_schema_extra=SHARED)
+    ] = "all"
     """all: every rank holds them (C-VFL); server: private, each party gets only the gradient of the
-    loss at its embedding, as it was when the round began.
+    loss at its embedding, as it was when the round began; party:K: the same with the server in the
+    process of party K, which holds the labels: M parties are M ranks, rank 0 is that party's.
     """
     gradient_codec: Annotated[str, Field(json_schema_extra=SHARED)] = "scalar:bits=8"
-    """holder = server only: codec of the gradients, e.g. none, or ef(scalar:bits=2,range=gauss)."""
+    """Private labels only: codec of the gradients, e.g. none, or ef(scalar:bits=2,range=gauss)."""
 
 
 class WireConfig(Section):

@@ -48,8 +48,17 @@ class Block(ABC):
         self._labels_N = torch.empty(0, dtype=torch.int64)
         self._score_C: Array | None = None
 
-    def begin_round(self, round_index: int, rows_N: Array, lr: float) -> None:
-        """Fix the rows, the rate and the state of torch's generator for this round."""
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The blocks that are trained here: this one alone, but for holder.py."""
+        return (self,)
+
+    def begin_round(self, round_index: int, rows_N: Array, *rates: float) -> None:
+        """Fix the rows, the rate and the state of torch's generator for this round.
+
+        rates : one for each of `blocks`
+        """
+        (lr,) = rates
         # Keyed by round, not carried over: a resumed run draws what an uninterrupted one would
         # have.
         key = seeds.key64(self.config.seed, "torch", round_index, self.block)

@@ -38,6 +38,8 @@ class Agreement:
     table        : distinct codec strings in sorted order; a header names a codec by its index
     head_shapes  : shapes of the head's parameters, in the module's order
     num_rows     : training samples, which batches number from 0
+    num_blocks    : the server and all parties
+    block_of_rank : the block that a rank's frames are of
     private      : whether labels are; then no head travels
     """
 
@@ -47,8 +49,15 @@ class Agreement:
     dtype: np.dtype
     seed: int
     num_rows: int
+    num_blocks: int
+    block_of_rank: Sequence[int]
     checksum_payload: bool = False
     private: bool = False
+
+    def codec_of(self, block: int) -> Codec | None:
+        """Codec of a block's messages; None where it sends none."""
+        ranks = [r for r, b in enumerate(self.block_of_rank) if b == block]
+        return self.codecs_R[ranks[0]] if ranks else None
 
     @property
     def table(self) -> list[str]:
@@ -245,6 +254,10 @@ class Exchange:
         assert stream is not None, rank
         return stream
 
+    def headers_by_block(self) -> list[Header | None]:
+        """Headers of the messages of the last round, by block."""
+        return self.headers_R
+
     def own_state(self) -> dict[str, Array]:
         """What lasts of the messages that this rank sends, by name; see Stream.state."""
         return self.stream(self.transport.rank).state()
@@ -255,13 +268,14 @@ class Exchange:
 
     def dither_key(self, round_index: int, rank: int) -> int:
         """Key of a message: what its sender and every receiver derive alike."""
-        return seeds.key64(self.agreement.seed, "dither", round_index, rank)
+        block = self.agreement.block_of_rank[rank]
+        return seeds.key64(self.agreement.seed, "dither", round_index, block)
 
     def _due(self, rank: int, round_index: int, hash_of_rows: int, layout: Message) -> Header:
         return Header(
             "embed" if rank else "head",
             self._codec_index_R[rank],
-            rank,
+            self.agreement.block_of_rank[rank],
             round_index,
             layout.count,
             layout.nbytes,

@@ -82,7 +82,7 @@ def prepare(
             meter.open(path / f"ledger.rank{transport.rank}.jsonl")
             messages = None if transport.rank else path / "messages.jsonl"
             steps = None if transport.rank else path / "steps.jsonl"
-            return MessageLog(transport.size, messages), StepLog(steps)
+            return MessageLog(config.num_parties + 1, messages), StepLog(steps)
 
     messages, steps = each(transport, open_books)
     clock.to("start")
@@ -127,13 +127,16 @@ def tried_steps(
     """Steps of each block that may fit into the timeout, from a step that is not taken."""
     assert isinstance(policy, WallClockSteps)
     step_s = block.trial_step_s(batches.rows(0)) * policy.slow_factor
-    return exchange(transport, max(1, int(policy.timeout_s / max(step_s, 1e-9))))
+    steps = max(1, int(policy.timeout_s / max(step_s, 1e-9)))
+    told = exchange(transport, [(b.block, steps) for b in block.blocks])
+    return [count for _, count in sorted(pair for pairs in told for pair in pairs)]
 
 
 def outside_theory(block: Block, transport: Transport) -> list[str]:
     """A line for each block whose optimizer Flex-VFL's theory does not cover."""
-    told = exchange(transport, block.optimizer.why_not)
-    return [f"block {k}: {text}" for k, text in enumerate(told) if text]
+    told = exchange(transport, [(b.block, b.optimizer.why_not) for b in block.blocks])
+    found = sorted(pair for pairs in told for pair in pairs)
+    return [f"block {number}: {text}" for number, text in found if text]
 
 
 def agreed_plan(config: Config, transport: Transport) -> Plan | None:

@@ -27,6 +27,7 @@ from hpcvfl.codecs.frame import HEADER_NBYTES, Header, rows_hash
 from hpcvfl.codecs.stream import Stream
 from hpcvfl.engine.blocks import Block, PrivateParty, Server
 from hpcvfl.engine.exchange import RAW_ITEMSIZE, Agreement, Exchange
+from hpcvfl.engine.holder import Holder
 from hpcvfl.errors import ConfigError, NonFiniteError
 from hpcvfl.transport.base import Slots, Transport
 
@@ -54,6 +55,7 @@ class PrivateExchange(Exchange):
             for rank in range(transport.size)
         ]
         self._scatter_slots: dict[int, Slots] = {}
+        self._own_w_bar = 0.0
 
     def _stream(self, rank: int, memory_folder: str | None) -> Stream | None:
         return self.agreement.stream(rank, memory_folder) if self._is_here(rank) else None
@@ -109,6 +111,7 @@ class PrivateExchange(Exchange):
         slots = self._scatter_slots[batch_size]
         if isinstance(block, Server):
             self.decode(round_index, rows_N, block.targets(batch_size))
+            self._own_w_bar = block.own_w_bar if isinstance(block, Holder) else 0.0
             self._encode_gradients(round_index, rows_N, block, slots)
         clock.to("wire")
         waited_s = transport.waited_s
@@ -129,14 +132,17 @@ class PrivateExchange(Exchange):
         due = self._due_gradient(round_index, rows_N)
         due = due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
         headers = []
-        for rank, gradient_NP in enumerate(server.embedding_gradients(), 1):
+        gradients = server.embedding_gradients()
+        for rank in range(1, self.transport.size):
+            gradient_NP = gradients[self.agreement.block_of_rank[rank] - 1]
             stream = self.downs_R[rank]
             assert stream is not None
             key = self._down_key(round_index, rank)
             try:
                 header = self._write(stream, slots[rank], due, key, [gradient_NP], rows_N, None)
             except NonFiniteError as error:
-                raise NonFiniteError(f"{error}: the gradient for party {rank}") from None
+                party = self.agreement.block_of_rank[rank]
+                raise NonFiniteError(f"{error}: the gradient for party {party}") from None
             headers.append(header)
         self.headers_R[0] = due._replace(
             num_values=sum(h.num_values for h in headers),
@@ -158,7 +164,21 @@ class PrivateExchange(Exchange):
         )
 
     def _down_key(self, round_index: int, rank: int) -> int:
-        return seeds.key64(self.agreement.seed, "dither", round_index, rank, "gradient")
+        party = self.agreement.block_of_rank[rank]
+        return seeds.key64(self.agreement.seed, "dither", round_index, party, "gradient")
+
+    def headers_by_block(self) -> list[Header | None]:
+        """See Exchange; a holder party sends nothing, its steps are those of the server."""
+        out: list[Header | None] = [None] * self.agreement.num_blocks
+        for block, header in zip(self.agreement.block_of_rank, self.headers_R, strict=True):
+            out[block] = header
+        first = out[0]
+        if first and None in out:
+            nothing = Header("embed", 0, out.index(None), first.round_index, 0, 0)
+            out[out.index(None)] = nothing._replace(
+                tau=first.tau, w_bar=self._own_w_bar, seconds=first.seconds
+            )
+        return out
 
     def compile_codecs(self, batch_size: int) -> None:
         """See Exchange."""
@@ -176,7 +196,7 @@ class PrivateExchange(Exchange):
             stream = self.streams_R[rank]
             return stream.state() if stream else {}
         return {
-            f"party{peer}.{name}": np.asarray(value)
+            f"party{self.agreement.block_of_rank[peer]}.{name}": np.asarray(value)
             for peer, stream in enumerate(self.downs_R)
             if stream
             for name, value in stream.state().items()

@@ -15,6 +15,7 @@ C-VFL, Algorithm 1 (arXiv 2206.08330); with other step policies Flex-VFL, Algori
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcvfl.clock import PhaseClock
@@ -43,18 +44,20 @@ def run_round(
     exchange: Exchange,
     batches: Batches,
     policy: StepPolicy,
-    lr: float,
+    rates: Sequence[float],
     last: RoundResult,
     clock: PhaseClock,
 ) -> RoundResult:
-    """Run one round of `block`; `last` is the result of the previous round, told to the others."""
+    """Run one round of `block` at the rates of `block.blocks`; `last` is the result of the previous
+    round, told to the others.
+    """
     worked_s = clock.computing_s()
     transport = exchange.transport
     transport.round_index = round_index
 
     clock.to("forward")
     rows_N = batches.rows(round_index)
-    block.begin_round(round_index, rows_N, lr)
+    block.begin_round(round_index, rows_N, *rates)
     message = block.message()
 
     clock.to("encode")

@@ -14,6 +14,7 @@ from hpcvfl.codecs.feedback import FeedbackCodec
 from hpcvfl.config import Config
 from hpcvfl.engine import folder
 from hpcvfl.engine.agree import exchange, together
+from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.checkpoint import load_block, save_block, save_stream
 from hpcvfl.engine.evaluate import evaluate
 from hpcvfl.engine.observer import Observer, Silent
@@ -73,33 +74,34 @@ def train(
 
 def one_round(run: Run, round_index: int) -> RoundResult:
     """A round with its rate, its timeout and its books."""
-    rate = rate_of(run, round_index)
+    rates = [rate_of(run, block, round_index) for block in run.block.blocks]
     run.meter.phase = "train"
     result = run.last = run_round(
-        round_index, run.block, run.exchange, run.batches, run.policy, rate, run.last, run.clock
+        round_index, run.block, run.exchange, run.batches, run.policy, rates, run.last, run.clock
     )
     run.meter.end_round(round_index)
-    run.messages.note(round_index, run.exchange.headers_R)
-    run.steps.note(round_index, run.exchange.headers_R)
+    run.messages.note(round_index, run.exchange.headers_by_block())
+    run.steps.note(round_index, run.exchange.headers_by_block())
     run.units += run.plan.units(round_index) if run.plan else 0.0
     run.transport.timeout_s = run.config.transport.timeout_s
     run.rounds = round_index + 1
     return result
 
 
-def rate_of(run: Run, round_index: int) -> float:
-    """The own block's rate of a round."""
-    optimizer = run.block.config.optimizer
+def rate_of(run: Run, block: Block, round_index: int) -> float:
+    """The rate of a block of this rank in a round."""
+    optimizer = block.config.optimizer
     if optimizer.schedule not in ADAPTIVE:
         per_epoch = run.batches.rounds_per_epoch
         return learning_rate(optimizer, round_index, per_epoch, run.total_rounds)
-    last = run.last
     if round_index == 0:
         # Algorithm 2: tau of round 0 by prior knowledge, or by trying.
-        tau = run.expected_B[run.block.block]
+        tau = run.expected_B[block.block]
         weights = weights_of(optimizer, optimizer.lr, tau)
-        last = RoundResult(tau, 0.0, 0.0, weights.w_bar, weights.total)
-    return adaptive_rate(optimizer.schedule, optimizer.lr, last.tau, last.w_bar, last.total)
+    else:
+        tau = run.last.tau
+        weights = block.optimizer.weights(tau)
+    return adaptive_rate(optimizer.schedule, optimizer.lr, tau, weights.w_bar, weights.total)
 
 
 def evaluation_is_due(run: Run, round_index: int) -> bool:
@@ -166,7 +168,8 @@ def divergences(run: Run, line: dict[str, Any]) -> list[str]:
     ):
         if error > energy and block not in run.diverged:
             run.diverged.add(block)
-            codec = run.exchange.agreement.codecs_R[block]
+            codec = run.exchange.agreement.codec_of(block)
+            assert codec  # who sends nothing loses nothing
             advice = (
                 "error feedback diverges around this codec (README, Codecs)"
                 if isinstance(codec, FeedbackCodec)
@@ -204,7 +207,8 @@ def finish(run: Run) -> dict[str, Any]:
 
     def save() -> None:
         with folder.writing(run.path):
-            save_block(run.path, run.block)
+            for block in run.block.blocks:
+                save_block(run.path, block)
             save_stream(run.path, run.block, run.exchange)
             run.clock.write_trace(run.path / f"trace.rank{rank}.json", rank)
 
@@ -217,13 +221,13 @@ def finish(run: Run) -> dict[str, Any]:
             "seconds": run.clock.seconds,
             "total_s": run.clock.elapsed(),
             "bytes": run.meter.table(),
-            "last": [run.last.tau, run.last.w_bar, run.last.seconds],
+            "last": last_steps(run),
         },
     )
     with folder.writing(run.path):
         if run.rounds:
-            taus, w_bars, seconds = zip(*(t["last"] for t in told), strict=True)
-            run.steps.write(run.rounds - 1, taus, w_bars, seconds)
+            _, *columns = zip(*sorted(line for t in told for line in t["last"]), strict=True)
+            run.steps.write(run.rounds - 1, *columns)
         close_books(run)
     summary = summarise(run, told)
     if rank == 0:
@@ -231,6 +235,15 @@ def finish(run: Run) -> dict[str, Any]:
         with folder.writing(run.path):
             (run.path / "summary.json").write_text(text, encoding="utf-8")
     return summary
+
+
+def last_steps(run: Run) -> list[tuple[int, int, float, float]]:
+    """(block, tau, w_bar, seconds) of the last round, for each block of this rank."""
+    tau, seconds = run.last.tau, run.last.seconds
+    return [
+        (b.block, tau, b.optimizer.weights(tau).w_bar if tau else 0.0, seconds)
+        for b in run.block.blocks
+    ]
 
 
 def close_books(run: Run) -> None:
@@ -243,7 +256,12 @@ def close_books(run: Run) -> None:
 def evaluate_run(path: Path, config: Config, transport: Transport) -> dict[str, float]:
     """Accuracy and loss of a finished run from its folder and config, computed as at its end."""
     block, _ = start(config, transport)
-    together(transport, lambda: load_block(path, block))
+
+    def read() -> None:
+        for part in block.blocks:
+            load_block(path, part)
+
+    together(transport, read)
     result = evaluate(block, transport, 0)
     loss, accuracy = exchange(transport, result)[0]
     return {"loss": loss, "accuracy": accuracy}

@@ -17,6 +17,7 @@ from hpcvfl.data import Shard, load
 from hpcvfl.engine.agree import require_equal, together
 from hpcvfl.engine.blocks import Block, Party, PrivateParty, Server
 from hpcvfl.engine.exchange import Agreement
+from hpcvfl.engine.holder import Holder
 from hpcvfl.errors import ConfigError, WireError
 from hpcvfl.models import build_head, build_tower
 from hpcvfl.transport.base import Transport
@@ -24,12 +25,14 @@ from hpcvfl.transport.base import Transport
 
 def check_size(config: Config, size: int) -> None:
     """Raise ConfigError unless `size` ranks fit the config; names both ways to mend it."""
-    due = config.num_parties + 1
+    due = len(config.block_of_rank)
     if size != due:
-        other = f" or set --num-parties {size - 1}" if size > 1 else ""
+        fitting = size - due + config.num_parties
+        other = f" or set --num-parties {fitting}" if size > 1 else ""
+        server = "the server is with a party" if config.holder_party else "one server"
         raise ConfigError(
             f"start-up: {size} rank{'s' * (size != 1)} came, num_parties = {config.num_parties}"
-            f" needs {due} (one server, {config.num_parties} parties); start {due} ranks"
+            f" needs {due} ({server}, {config.num_parties} parties); start {due} ranks"
             f" (mpiexec -n {due} ..){other}"
         )
 
@@ -44,8 +47,8 @@ def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
 
     def work() -> dict[str, Any]:
         check_size(config, transport.size)
-        own = config.for_block(transport.rank)
-        block = build_block(own, transport.rank)
+        own = config.for_block(config.block_of_rank[transport.rank])
+        block = build_block(config, config.block_of_rank[transport.rank])
         blocks.append(block)
         codec = own.codec if transport.rank else codec_of_server(own)
         return {
@@ -70,50 +73,52 @@ def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
         dtype=np.dtype(config.dtype),
         seed=config.seed,
         num_rows=blocks[0].shard.num_rows,
+        num_blocks=config.num_parties + 1,
+        block_of_rank=config.block_of_rank,
         checksum_payload=config.wire.checksum == "payload",
-        private=is_private(config),
+        private=config.private_labels,
     )
     return blocks[0], agreement
 
 
-def is_private(config: Config) -> bool:
-    """Whether the server alone holds the labels."""
-    return config.labels.holder == "server"
-
-
 def codec_of_server(config: Config) -> str:
     """Codec of what the server sends: the head, or gradients."""
-    return config.labels.gradient_codec if is_private(config) else config.head_codec
+    return config.labels.gradient_codec if config.private_labels else config.head_codec
 
 
 def head_shapes(block: Block) -> list[list[int]]:
     """Shapes of the head's parameters as everybody knows them; of none where no head travels."""
-    if is_private(block.config):
+    if block.config.private_labels:
         return []
     head = block.head_copy if isinstance(block, Party) else block.module
     return [list(p.shape) for p in head.parameters()]
 
 
-def build_block(config: Config, rank: int) -> Block:
-    """Load the data of block `rank` and build its module; `config` is that block's own."""
-    torch.set_num_threads(config.threads)
-    dtype = getattr(torch, config.dtype)
-    labels = rank == 0 or not is_private(config)
-    shard = load(config.data, rank, config.num_parties, config.seed, config.dtype, labels)
+def build_block(config: Config, number: int) -> Block:
+    """Load the data of block `number` and build its module; block 0 of a config whose labels a
+    party holds has that party's tower beside it.
+    """
+    own = config.for_block(number)
+    torch.set_num_threads(own.threads)
+    dtype = getattr(torch, own.dtype)
+    labels = number == 0 or not own.private_labels
+    shard = load(own.data, number, own.num_parties, own.seed, own.dtype, labels)
     if labels:
-        head_key = seeds.key64(config.seed, "weights", 0)
-        head = build_head(config.model, config.num_parties, shard.num_classes, dtype, head_key)
+        head_key = seeds.key64(own.seed, "weights", 0)
+        head = build_head(own.model, own.num_parties, shard.num_classes, dtype, head_key)
         check_state(contiguous(head), "model.head")
-    if rank == 0:
-        check_last_batch(head, shard.num_rows, config.data.batch_size, "model.head")
-        return Server(0, config, shard, head)
-    key = seeds.key64(config.seed, "weights", rank)
-    tower = contiguous(build_tower(config.model, shard.input_shape, dtype, key))
+    if number == 0:
+        check_last_batch(head, shard.num_rows, own.data.batch_size, "model.head")
+        if config.holder_party:
+            return Holder(own, shard, head, build_block(config, config.holder_party))
+        return Server(0, own, shard, head)
+    key = seeds.key64(own.seed, "weights", number)
+    tower = contiguous(build_tower(own.model, shard.input_shape, dtype, key))
     check_state(tower, "model.tower")
-    check_last_batch(tower, shard.num_rows, config.data.batch_size, "model.tower")
+    check_last_batch(tower, shard.num_rows, own.data.batch_size, "model.tower")
     if not labels:
-        return PrivateParty(rank, config, shard, tower)
-    return Party(rank, config, shard, tower, head)
+        return PrivateParty(number, own, shard, tower)
+    return Party(number, own, shard, tower, head)
 
 
 def contiguous(module: nn.Module) -> nn.Module:
@@ -153,7 +158,7 @@ def handshake_record(config: Config, shard: Shard) -> dict[str, Any]:
     record["number of training rows"] = shard.num_rows
     record["number of test rows"] = shard.num_test_rows
     record["digest of the sample ids"] = shard.ids_digest
-    if not is_private(config):
+    if not config.private_labels:
         record["number of classes"] = shard.num_classes
         record["digest of the labels"] = labels_digest(shard)
     return record

@@ -8,6 +8,9 @@ from mpi4py import MPI
 from support.over_mpi import everywhere_equal, over_mpi
 from support.runs import run_threads, same_bits, tiny, weights
 
+from hpcvfl.engine.run import train
+from hpcvfl.transport.threads import ThreadsWorld
+
 WORLD = MPI.COMM_WORLD
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
 
@@ -42,6 +45,19 @@ def test_x1_mpi_equals_one_process_bit_for_bit(folder, over):
     ok = True
     if WORLD.rank == 0:
         alone = run_threads(config)
+        ok = same_bits(weights(alone), weights(summary))
+        ok = ok and alone["wire_bytes"] == summary["wire_bytes"]
+        ok = ok and steps_of(alone) == steps_of(summary)
+    assert everywhere_equal(ok)
+
+
+def test_the_server_beside_a_party_gives_over_mpi_what_it_gives_in_one_process(folder):
+    holder = {"labels__holder": f"party:{WORLD.size}", "codec": "scalar:bits=2"}
+    config = tiny(folder, num_parties=WORLD.size, algorithm__local_steps=2, **VIRTUAL, **holder)
+    summary = over_mpi(config)
+    ok = True
+    if WORLD.rank == 0:
+        alone = ThreadsWorld(WORLD.size).run(lambda transport: train(config, transport))[0]
         ok = same_bits(weights(alone), weights(summary))
         ok = ok and alone["wire_bytes"] == summary["wire_bytes"]
         ok = ok and steps_of(alone) == steps_of(summary)

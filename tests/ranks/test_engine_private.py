@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hpcvfl.codecs.frame import HEADER_NBYTES
 from hpcvfl.engine.blocks import PrivateParty, Server
 from hpcvfl.engine.prepare import prepare
-from hpcvfl.engine.run import one_round, train
+from hpcvfl.engine.run import evaluate_run, one_round, train
 from hpcvfl.errors import ConfigError
 from hpcvfl.transport.base import Wrapper
 from hpcvfl.transport.threads import ThreadsWorld
@@ -201,3 +201,83 @@ def test_a_label_policy_that_differs_is_named(tmp_path):
 
     with pytest.raises(ConfigError, match=r"rank 2: label policy: server, rank 0 has all"):
         ThreadsWorld(4).run(work)
+
+
+def on_ranks(config, work):
+    return ThreadsWorld(len(config.block_of_rank)).run(work)
+
+
+@pytest.mark.parametrize("party", [1, 2, 3])
+@pytest.mark.parametrize("tower", ["mlp", "support.modules:DropoutTower"])
+def test_a_server_in_the_process_of_a_party_gives_the_same_bits(tmp_path, party, tower):
+    over = EXACT | {
+        "model__tower": tower,
+        "algorithm__local_steps": 2,
+        "party": {"2": {"optimizer.momentum": 0.5, "optimizer.lr": 0.03}},
+    }
+    alone = run_threads(tiny(tmp_path, **over, **PRIVATE))
+    config = tiny(tmp_path, **over, labels__holder=f"party:{party}")
+    assert config.block_of_rank == [k for k in range(4) if k != party]
+    beside = on_ranks(config, lambda t: train(config, t))[0]
+    assert same_bits(weights(alone), weights(beside))
+    assert alone["metrics"] == beside["metrics"]
+    assert beside["wire_bytes"] * 3 == alone["wire_bytes"] * 2  # two parties in place of three
+    steps = [
+        [line[f] for line in lines(s, "steps.jsonl")]
+        for s in (alone, beside)
+        for f in ("tau", "w_bar")
+    ]
+    assert steps[:2] == steps[2:]
+
+
+def test_the_embedding_of_a_holder_is_neither_sent_nor_compressed(tmp_path):
+    config = tiny(tmp_path, codec="scalar:bits=2", labels__holder="party:2")
+
+    def work(transport):
+        run = prepare(config, transport)
+        one_round(run, 0)
+        if transport.rank == 0:
+            own = run.block._embeddings(30)[1]
+            assert len(torch.unique(own)) > 100  # two bits have four levels
+            assert len(torch.unique(run.block._embeddings(30)[0])) <= 120
+
+    on_ranks(config, work)
+    summary = on_ranks(config, lambda t: train(config, t))[0]
+    assert {len(line["squared_error"]) for line in lines(summary, "messages.jsonl")} == {4}
+    assert all(line["squared_error"][2] == 0 for line in lines(summary, "messages.jsonl"))
+    again = on_ranks(config, lambda t: evaluate_run(Path(summary["folder"]), config, t))[0]
+    assert again["accuracy"] == summary["metrics"]["accuracy"]
+
+
+def test_a_holder_adapts_each_of_its_rates(tmp_path):
+    over = {"optimizer__schedule": "adaptive", "optimizer__lr": 0.4, "labels__holder": "party:1"}
+    config = tiny(
+        tmp_path, **over, algorithm__local_steps=4, party={"1": {"optimizer.momentum": 0.9}}
+    )
+    rates = []
+
+    def keep(run, result):
+        if run.transport.rank == 0:
+            rates.append([b.optimizer._lr for b in run.block.blocks])
+
+    summary = on_ranks(config, lambda t: train(config, t, after_round=keep))[0]
+    w_bar = (1 - 0.9**4) / 0.1
+    for server, party in rates:
+        assert server == 0.1
+        assert party == pytest.approx(0.1 / w_bar)
+    assert lines(summary, "steps.jsonl")[-1]["w_bar"] == pytest.approx([1, w_bar, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("holder", "words"),
+    [("party:4", "parties are 1 to 3"), ("party:0", "labels.holder = 'party:0'"), ("me", "'me'")],
+)
+def test_a_holder_that_is_none_is_refused(tmp_path, holder, words):
+    with pytest.raises(ConfigError, match=words):
+        tiny(tmp_path, labels__holder=holder)
+
+
+def test_ranks_of_a_holder_are_one_fewer(tmp_path):
+    config = tiny(tmp_path, labels__holder="party:1")
+    with pytest.raises(ConfigError, match=r"4 ranks came.*needs 3 \(the server is with a party"):
+        ThreadsWorld(4).run(lambda t: train(config, t))
