@@ -130,7 +130,7 @@ def test_every_rank_leaves_its_files(folder):
 
 
 @pytest.mark.parametrize("pattern", ["hub", "allgather"])
-def test_the_ledger_of_a_run_equals_the_buffers_handed_to_the_communicator(folder, pattern):
+def test_c1_the_ledger_of_a_run_equals_the_buffers_handed_to_the_communicator(folder, pattern):
     recorder, meters = RecordingComm(WORLD), []
     config = tiny(folder, num_parties=WORLD.size - 1, transport__pattern=pattern)
     train(config, MpiTransport(comm=recorder), after_round=lambda run, _: meters.append(run.meter))

@@ -72,7 +72,7 @@ def test_uncompressed_run_equals_the_algorithm_written_out(tmp_path, local_steps
         assert np.abs(got[name] - due[name]).max() <= 1e-12, name
 
 
-def test_one_local_step_uncompressed_equals_one_sgd_step_of_the_joint_network(tmp_path):
+def test_e3_one_local_step_uncompressed_equals_one_sgd_step_of_the_joint_network(tmp_path):
     config = tiny(tmp_path, **EXACT, algorithm__rounds=1)
     blocks = [build_block(config.for_block(k), k) for k in range(4)]
     parameters = [p for b in blocks for p in b.module.parameters()]
@@ -109,7 +109,7 @@ def test_a_seed_changes_the_run_and_repeats_it(tmp_path):
     assert not same_bits(first, other)
 
 
-def test_a_message_decoded_far_away_equals_the_one_decoded_at_home(tmp_path):
+def test_e2_a_message_decoded_far_away_equals_the_one_decoded_at_home(tmp_path):
     config = tiny(tmp_path, codec="scalar:bits=2,scope=column", algorithm__rounds=3)
     seen = {}
 
@@ -156,7 +156,7 @@ def test_a_block_changes_only_its_own_parameters(tmp_path):
                 assert sent.tobytes() == copy.tobytes()
 
 
-def test_running_statistics_move_once_a_round_whatever_q(tmp_path):
+def test_p3_running_statistics_move_once_a_round_whatever_q(tmp_path):
     over = {
         "model__tower": "support.modules:BatchNormTower",
         "algorithm__rounds": 3,
@@ -171,7 +171,7 @@ def test_running_statistics_move_once_a_round_whatever_q(tmp_path):
     assert not same_bits(one, many)
 
 
-def test_bytes_of_the_ledger_are_header_and_payload_of_every_frame(tmp_path):
+def test_c1_bytes_of_the_ledger_are_header_and_payload_of_every_frame(tmp_path):
     config = tiny(tmp_path, num_parties=3, algorithm__epochs=1)
     summary = run_threads(config)
     batches = Batches(

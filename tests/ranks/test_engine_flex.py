@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from support.runs import run_threads, same_bits, tiny, weights
+from torch.nn import functional as F
 
 from hpcvfl.engine.observer import Silent
 from hpcvfl.engine.prepare import prepare
 from hpcvfl.engine.run import one_round, train
 from hpcvfl.engine.weights import weights_of
 from hpcvfl.errors import ConfigError
+from hpcvfl.transport.base import Wrapper
 from hpcvfl.transport.threads import ThreadsWorld
 
 SPEEDS = (5, 1, 3, 2)
@@ -214,3 +216,86 @@ def test_e6_unlike_steps_and_optimizers_end_at_the_joint_minimum(tmp_path):
     for first, last in gradient_of(tiny(tmp_path, **over, **FLEX, party=mixed)):
         norms.append(last / first)
     assert max(norms) < 1e-3
+
+
+def test_b1_all_ranks_draw_the_same_rows_in_every_round(tmp_path):
+    hashes = {}
+
+    def keep(run, result):
+        own = run.exchange.headers_R[run.transport.rank]
+        hashes.setdefault(run.rounds, []).append((own.batch_hash, tuple(run.block._rows.tolist())))
+
+    run_threads(tiny(tmp_path, **FLEX), after_round=keep)  # the fourth round is a short batch
+    assert len(hashes) == 8
+    assert all(len(set(seen)) == 1 and len(seen) == 4 for seen in hashes.values())
+    assert len({seen[0] for seen in hashes.values()}) == 8
+
+
+def test_e2_the_server_relays_payloads_unchanged(tmp_path):
+    up, down = {}, {}
+
+    class Recording(Wrapper):
+        def gather(self, slots, root=0):
+            if "embed" in slots.kinds_R:  # not an evaluation
+                up[self.rank, self.round_index] = slots[self.rank].tobytes()
+            super().gather(slots, root)
+
+        def broadcast(self, slots, root=0):
+            super().broadcast(slots, root)
+            frames = [slots[k].tobytes() for k in range(self.size)]
+            down[self.rank, self.round_index] = frames
+
+    config = tiny(tmp_path, codec="ef(scalar:bits=2,range=gauss)", algorithm__rounds=4)
+    ThreadsWorld(4).run(lambda t: train(config, Recording(t)))
+    for r in range(4):
+        for rank in range(4):
+            assert down[rank, r][1:] == [up[k, r] for k in (1, 2, 3)]
+
+
+def test_c2_measured_errors_are_within_the_bound_and_the_own_block_is_exact(tmp_path):
+    codec = "scalar:bits=3"
+    checked = []
+
+    def check(run, result):
+        rank = run.transport.rank
+        if rank == 0:
+            return
+        block = run.block
+        header = run.exchange.headers_R[rank]
+        # The message was the embedding before the round's one step: bound it by its levels.
+        assert header.squared_error > 0
+        step = run.widest / (2**3 - 1)
+        assert header.squared_error <= header.num_values * (step / 2) ** 2 * (1 + 1e-4)
+        parts = list(block._embeddings(len(block._rows)))
+        parts[rank - 1] = run.own
+        logits = block.head_copy(torch.cat(parts, dim=1))
+        assert float(F.cross_entropy(logits, block._labels_N)) == result.loss
+        checked.append(rank)
+
+    def work(transport):
+        run = prepare(tiny(tmp_path, codec=codec), transport)
+        message = run.block.message
+
+        def keep():
+            sent = message()
+            if transport.rank:
+                run.own = torch.from_numpy(sent[0].copy())
+                run.widest = float(run.own.max() - run.own.min())
+            return sent
+
+        run.block.message = keep
+        for r in range(3):
+            check(run, one_round(run, r))
+
+    ThreadsWorld(4).run(work)
+    assert sorted(checked) == sorted([1, 2, 3] * 3)
+
+
+def test_c1_bytes_of_a_round_are_those_of_the_formula_and_headers(tmp_path):
+    # Way up: B P of each party; way down: to each party the head and all embeddings, its own too.
+    summary = run_threads(tiny(tmp_path, codec="none", head_codec="none", algorithm__rounds=1))
+    rows, width, parties, head, header = 30, 4, 3, 3 * 12 + 3, 64
+    up = parties * (4 * rows * width + header)
+    down = parties * (4 * head + header + parties * (4 * rows * width + header))
+    assert summary["wire_bytes"] == up + down
+    assert summary["raw_bytes"] == summary["wire_bytes"] - header * (parties + parties * 4)
