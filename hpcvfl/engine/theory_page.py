@@ -24,6 +24,11 @@ from hpcvfl.sections import OptimizerConfig
 ROUNDING = 1 + 1e-9
 """A rate that is its limit keeps it."""
 
+DECAY = (
+    "Weight decay [derived]: F stands for F + weight_decay |theta|^2 / 2, whose L is larger by that"
+    " much at most."
+)
+
 READING = (
     "How to read it [derived]: a round counts through eta W alone, and eta W is capped at"
     " 1/(16 max{L, L_k}).",
@@ -89,10 +94,12 @@ def _weights(blocks: Sequence[BlockRounds], found: Smoothness, mark: str) -> lis
             ]
         )
     source = found.source.split(",")[0]
+    decays = any(b.optimizer.weight_decay for b in blocks)
     return [
         *aligned(rows),
         f"L_k [{source}], tau [{mark}], the others [derived]; W^: W with each weight at its largest"
         " in the round",
+        *([DECAY] * decays),
     ]
 
 
@@ -172,17 +179,6 @@ def _bound(
         variance = f"{measured.variance_B[k]:.3g}" if measured else "sigma_k^2"
         third = "-" if private else f"{terms.compression_B[k]:.3g}"
         rows.append([str(k), f"{terms.error_B[k]:.3g}", f"{terms.noise_B[k]:.3g}", variance, third])
-    if measured:
-        fall = measured.start - measured.end
-        first = (
-            f"3 dF / S = {terms.per_descent * fall:.3g}, dF = {measured.start:.4g} -"
-            f" {measured.end:.4g} [measured on {measured.num_rows} training rows]"
-        )
-        total = float(np.dot(terms.noise_B, measured.variance_B))
-        second = f"{total:.3g} with sigma_k^2 [estimated at the start]"
-    else:
-        first = f"3 dF / S = {terms.per_descent:.3g} dF; dF unknown: the run left no final weights"
-        second = "sum of noise sigma_k^2"
     weakest = min(found.limit_of(k) for k in range(len(blocks)))
     most = len(blocks[0].tau_R) * len(blocks) / (16 * weakest)
     third = (
@@ -201,11 +197,28 @@ def _bound(
         " h_k (C-VFL), not measured",
         f"S = sum of eta W = {terms.descent:.4g} [measured tau, derived weights]; the limits let it"
         f" be {most:.4g} at most [derived]",
-        f"1  {first}",
-        f"2  6.5/S sum max{{L, L_k}} (eta W^)^2 sigma_k^2: {second}",
+        f"1  {_first_term(terms, measured)}",
+        f"2  6.5/S sum max{{L, L_k}} (eta W^)^2 sigma_k^2: {_second_term(terms, measured)}",
         f"3  3.5/S sum eta W^ H_k^2 G_k^2 sum of the others' E_j: {third}",
         *([f"All three hold the factor W^ / W = {terms.stretch:.3g}."] * (terms.stretch > 1)),
     ]
+
+
+def _first_term(terms: Terms, measured: Measured | None) -> str:
+    if measured is None:
+        return f"3 dF / S = {terms.per_descent:.3g} dF; dF unknown: the run left no final weights"
+    return (
+        f"3 dF / S = {terms.per_descent * (measured.start - measured.end):.3g}, dF ="
+        f" {measured.start:.4g} - {measured.end:.4g} [measured on {measured.num_rows} training"
+        " rows]"
+    )
+
+
+def _second_term(terms: Terms, measured: Measured | None) -> str:
+    if measured is None:
+        return "sum of noise sigma_k^2"
+    total = float(np.dot(terms.noise_B, measured.variance_B))
+    return f"{total:.3g} with sigma_k^2 [estimated at the start]"
 
 
 def _whether_it_holds(blocks: Sequence[BlockRounds], found: Smoothness) -> list[str]:

@@ -297,6 +297,12 @@ def test_an_optimizer_outside_the_theory_is_said_to_be(tmp_path):
     assert "It does not hold for this run: block 0, 1, 2, 3 outside the theory." in shown
 
 
+def test_weight_decay_says_which_loss_is_bounded(tmp_path):
+    said = "F + weight_decay |theta|^2 / 2"
+    assert said in page(tiny(tmp_path, optimizer__weight_decay=0.1), None, 1.0)
+    assert said not in page(tiny(tmp_path), None, 1.0)
+
+
 def test_rules_are_named_in_a_few_words():
     assert rule(OptimizerConfig()) == "sgd"
     assert rule(OptimizerConfig(lr=0.1, momentum=0.9, nesterov=True)) == "nesterov 0.9"
