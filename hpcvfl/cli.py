@@ -32,6 +32,8 @@ USAGE = """usage: hpcvfl VERB ...
                                             --out, else to the one run's folder or this one
   doctor [CONFIG ..]                        ranks, MPI, launcher, affinity, threads, versions; the
                                             memory that a config's error feedback takes
+  theory CONFIG|RUN [--smoothness L]        limits on the rates by Flex-VFL's theory; of a run, the
+                                            terms of its bound; L: estimated if not given
   theory --batch-size B --embedding-dim P   bits, cell volume and k that C-VFL's convergence asks
          --range D --steps T                for: B rows of P values in a range of width D, T local
                                             steps in all
@@ -180,12 +182,28 @@ def doctor(arguments: list[str]) -> int:
 
 
 def theory(arguments: list[str]) -> int:
-    """Print what C-VFL's theory asks of the codecs for given sizes."""
+    """Print what the theory says of a config or a run, or asks of the codecs for given sizes."""
     from hpcvfl import theory as calculator
 
     alone("theory")
-    print(calculator.page(calculator.parse(arguments)))
+    if arguments and not arguments[0].startswith("-"):
+        print(_theory_of_rounds(arguments))
+    else:
+        print(calculator.page(calculator.parse(arguments)))
     return 0
+
+
+def _theory_of_rounds(arguments: list[str]) -> str:
+    from hpcvfl.engine.theory_page import page
+    from hpcvfl.theory import take_smoothness
+
+    rest, smoothness = take_smoothness(arguments)
+    path = Path(rest[0])
+    if not path.is_dir():
+        return page(load_config(rest), None, smoothness)
+    if len(rest) > 1:
+        raise ConfigError(f"theory: {rest[1]}: a run is what it was; only --smoothness may follow")
+    return page(load_config(rest), path, smoothness)
 
 
 def bench(arguments: list[str]) -> int:

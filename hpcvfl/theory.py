@@ -148,3 +148,22 @@ def parse(arguments: Sequence[str]) -> Sizes:
         if not (0 < value < math.inf):
             raise ConfigError(f"theory: {option} {value:g}; due is a positive number")
     return Sizes(got.batch_size, got.embedding_dim, got.range, got.steps)
+
+
+def take_smoothness(arguments: Sequence[str]) -> tuple[list[str], float | None]:
+    """Arguments without `--smoothness L`, and L (None where it is not given).
+
+    Raises ConfigError in one line unless L is a positive number.
+    """
+    rest, value = list(arguments), None
+    while found := [a for a in rest if a.split("=")[0] == "--smoothness"]:
+        at = rest.index(found[0])
+        text = rest[at].partition("=")[2] if "=" in rest[at] else "".join(rest[at + 1 : at + 2])
+        del rest[at : at + (1 if "=" in found[0] else 2)]
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise ConfigError(f"theory: --smoothness {text or 'nothing'}; due is a positive number")
+    return rest, value

@@ -83,6 +83,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return _read_tables(path, "metrics.jsonl", "is this a run folder?", str.splitlines)
 
 
+def read_messages(path: Path) -> list[dict[str, Any]]:
+    """All lines of messages.jsonl, one dict a round; DataError if the folder has none."""
+    return _read_tables(path, "messages.jsonl", "is this a run folder?", str.splitlines)
+
+
 def read_summary(path: Path) -> dict[str, Any]:
     """summary.json of a finished run; DataError if there is none."""
     return _read_tables(path, "summary.json", "did the run finish?", lambda text: [text])[0]

@@ -74,6 +74,28 @@ def weights_of(config: OptimizerConfig, lr: float, num_steps: int) -> Weights:
     return Weights(w, max(w), math.fsum(w))
 
 
+def prefix_total(config: OptimizerConfig, lr: float, num_steps: int) -> float:
+    """The sum over s of the largest weight that gradient s has after any t <= num_steps steps.
+
+    The proof of the step-size limit bounds every iterate of a round, not the last one alone. Where
+    no step pulls back weights only grow with t, and this is W; with a proximal term or weight decay
+    it is larger (proximal alone: tau).
+    """
+    if why_not(config) or not config.proximal + config.weight_decay:
+        return weights_of(config, lr, num_steps).total
+    if not config.step_rates and not config.dampening:
+        # The weight depends on the steps since the gradient only: a running maximum from the end.
+        maxima = [0.0]
+        for w in reversed(_unit_impulses(config, lr, num_steps)):
+            maxima.append(max(maxima[-1], w))
+        return math.fsum(maxima)
+    largest = [0.0] * num_steps
+    for t in range(1, num_steps + 1):
+        for s, w in enumerate(_unit_impulses(config, lr, t)):
+            largest[s] = max(largest[s], w)
+    return math.fsum(largest)
+
+
 def _unit_impulses(config: OptimizerConfig, lr: float, num_steps: int) -> tuple[float, ...]:
     """w^t = what a gradient of 1 at step t, and 0 elsewhere, has moved the block by at the end.
 
