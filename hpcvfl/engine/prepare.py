@@ -54,6 +54,11 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     diverged: set[int] = field(default_factory=set)  # blocks of which that was said
 
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds until every row was seen once."""
+        return self.batches.rounds_per_epoch
+
 
 def prepare(
     config: Config,
