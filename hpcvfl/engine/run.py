@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcvfl.config import Config
-from hpcvfl.engine import folder
+from hpcvfl.engine import folder, vafl
 from hpcvfl.engine.agree import exchange, together
 from hpcvfl.engine.checkpoint import load_block, save_block, save_stream
 from hpcvfl.engine.evaluate import evaluate
@@ -35,7 +35,8 @@ def train(
     """Train, evaluate, write the run folder; returns the summary (the same on every rank).
 
     progress    : shown on rank 0
-    after_round : called on every rank after every round (tests, benches)
+    after_round : called on every rank after every round, of an asynchronous run after every update
+                  of the own block (tests, benches)
     begun_s     : time.perf_counter() when the program started; the time since is booked as start
     """
     shown: Observer = progress if progress and transport.rank == 0 else Silent()
@@ -44,7 +45,8 @@ def train(
     for text in run.warnings:
         shown.warning(text)
     try:
-        drive_rounds(run, shown, after_round)
+        drive = vafl.drive if config.algorithm.driver == "vafl" else drive_rounds
+        drive(run, shown, after_round)
         return finish(run)
     except Exception as error:
         # Beside the books of the rounds that went well, for who finds the folder in the morning.
