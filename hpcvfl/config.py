@@ -133,6 +133,27 @@ class Config(Section):
         """
         return [b for b in range(self.num_parties + 1) if b == 0 or b != self.holder_party]
 
+    @model_validator(mode="after")
+    def _fits_the_driver(self) -> Config:
+        algorithm, steps, by_clock = self.algorithm, self.steps, self.steps.policy == "wall-clock"
+        if algorithm.driver == "rounds":
+            if by_clock and steps.timeout_s is None:
+                raise ValueError("steps: policy 'wall-clock' needs one of: timeout_s")
+            return self
+        for wrong, words in (
+            (self.labels.holder != "server", "needs labels.holder = 'server'"),
+            (algorithm.local_steps != 1, "takes one step a message; leave local_steps at 1"),
+            (steps.policy == "script" or steps.trace, "needs steps.policy fixed, wall-clock or"
+             " virtual with steps.speeds"),
+            (steps.sync != "none", "waits for nobody; leave steps.sync at none"),
+            (by_clock and steps.timeout_s, "serves who comes first; leave steps.timeout_s out"),
+            (self.optimizer.schedule.startswith("adaptive"), "takes one step a message, so that"
+             f" optimizer.schedule = {self.optimizer.schedule!r} has nothing to adapt to"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(f"algorithm.driver = 'vafl' {words}")
+        return self
+
     def for_block(self, block: int) -> Config:
         """The config that block `block` (0 = server) runs with: its `party` table laid over the
         rest.

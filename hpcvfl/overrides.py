@@ -60,6 +60,8 @@ def one_line(box: str) -> str:
     text = re.sub(r"1 validation error for \w+ ([\w.]+)", r"\1:", text)
     text = text.replace(": Value error, ", ": ")
     text = re.sub(r" \[type=\w+, input_value=(.*?), input_type=.*$", r" (it is \1)", text)
+    # Of a rule between sections pydantic shows the whole config.
+    text = re.sub(r"^Error parsing Config: Value: error, (.*) \(it is \{.*\}\)$", r"\1", text)
     names = [f"--{path.replace('_', '-')}" for path, _ in all_fields()]
     unknown = text.partition("Unrecognized options: ")[2].split(",")[0]
     near = difflib.get_close_matches(unknown, names, n=2)

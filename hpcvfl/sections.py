@@ -146,14 +146,27 @@ class OptimizerConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """How many local steps, and when to stop."""
+    """In what order blocks step, how many local steps, and when to stop."""
 
+    driver: Annotated[Literal["rounds", "vafl"], Field(json_schema_extra=SHARED)] = "rounds"
+    """rounds: all blocks exchange and step together; vafl: the server serves one party at a time
+    and nobody waits for the others (asynchronous, engine/vafl.py). vafl needs labels.holder =
+    "server".
+    """
+    comm_units: Annotated[float, Field(ge=0, le=1e9, json_schema_extra=SHARED)] = 1.0
+    """vafl only: cost of a message and its answer in virtual time, in steps of a block of full
+    speed.
+    """
     local_steps: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 1
     """Q, local steps of every block between two exchanges (C-VFL)."""
     epochs: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 10
-    """Passes over the training rows."""
+    """Passes over the training rows; with vafl a number of updates of the server: epochs * (rounds
+    an epoch) * num_parties.
+    """
     rounds: Annotated[int | None, Field(ge=1, json_schema_extra=SHARED)] = None
-    """Stop after this many rounds, even inside an epoch; None: by epochs."""
+    """Stop after this many rounds (vafl: this many times num_parties updates of the server), even
+    inside an epoch; None: by epochs.
+    """
     target_accuracy: Annotated[float | None, Field(gt=0, le=1, json_schema_extra=SHARED)] = None
     """Stop at the first evaluation that reaches this accuracy; None: never early."""
     evaluate_every: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 1
@@ -167,14 +180,19 @@ class StepsConfig(Section):
         Literal["fixed", "wall-clock", "virtual", "script"], Field(json_schema_extra=SHARED)
     ] = "fixed"
     """fixed: algorithm.local_steps of every block (C-VFL); wall-clock: as many as end within
-    `timeout_s` (Flex-VFL); virtual: what `speeds` or `trace` say; script: those of `replay`.
+    `timeout_s` (Flex-VFL); virtual: what `speeds` or `trace` say; script: those of `replay`. With
+    algorithm.driver = "vafl" who is served next: fixed: all parties in turn; virtual: by `speeds`;
+    wall-clock: who comes first.
     """
     timeout_s: Annotated[float | None, Field(gt=0, le=86_400, json_schema_extra=SHARED)] = None
-    """wall-clock only: seconds of local steps in a round; at least one step is taken."""
+    """wall-clock only, not for vafl: seconds of local steps in a round; at least one is taken."""
     speeds: Annotated[
         tuple[Annotated[float, Field(gt=0, le=1e9)], ...], Field(json_schema_extra=SHARED)
     ] = ()
-    """virtual only: steps that each block, the server first, takes within the timeout."""
+    """virtual only: steps that each block, the server first, takes within the timeout. vafl serves
+    party k whenever timeout / speed of k + algorithm.comm_units have passed; the server's own speed
+    does not matter there.
+    """
     trace: Annotated[str | None, Field(json_schema_extra=SHARED)] = None
     """virtual only: CPU utilisation, 0 to 1, shape (blocks, samples), the server's row first, one
     sample a round, over and over: a .npy or .csv file, or ar1 (a synthetic one).
@@ -196,7 +214,9 @@ class StepsConfig(Section):
     replay: Annotated[str | None, Field(json_schema_extra=SHARED)] = None
     """script only: a run folder, or its steps.jsonl, whose numbers of steps are taken again."""
     slow_factor: Annotated[float, Field(ge=1, le=1e6, json_schema_extra=LOCAL)] = 1.0
-    """Really slow this block down: after each local step it sleeps (factor - 1) times that step."""
+    """Really slow this block down: after each local step (vafl: each forward, too) it sleeps
+    (factor - 1) times that step.
+    """
 
     @model_validator(mode="after")
     def _fields_of_the_policy(self) -> StepsConfig:
@@ -207,7 +227,8 @@ class StepsConfig(Section):
         }
         own = needs.get(self.policy, ())
         given = {name for names in needs.values() for name in names if getattr(self, name)}
-        if own and len(given & set(own)) != 1:
+        # Whether wall-clock needs its timeout is the driver's to say (config.py).
+        if own and len(given & set(own)) != 1 and self.policy != "wall-clock":
             raise ValueError(f"policy {self.policy!r} needs one of: {', '.join(own)}")
         if given - set(own):
             raise ValueError(f"{sorted(given - set(own))[0]} is not for policy {self.policy!r}")

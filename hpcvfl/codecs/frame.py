@@ -9,7 +9,8 @@ offset size field
  8      2   sender: rank
 10      1   level: which rate of an `auto` codec this message has; 0 for any other
 11      1   next_level: the same for the sender's next message
-12      4   tau: local steps the sender took in the previous round
+12      4   tau: local steps the sender took in the previous round; in an answer of the asynchronous
+           driver (engine/vafl.py), those that the server took so far
 16      4   round
 20      4   squared_error: of this message, summed over its values (float32); its E_m
 24      4   count: elements in the message

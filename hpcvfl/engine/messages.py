@@ -25,17 +25,20 @@ class MessageLog:
 
     {"round": r, "squared_error": [E_0, .., E_M], "energy": [..], "bits_per_value": [..]}
 
-    squared_error, energy : sums over the values of a message, of the error and of the values
+    squared_error, energy : sums over the values of a message, of the error and of the values;
+                            0 for a block that sent none in this round
     """
 
     def __init__(self, num_ranks: int, path: Path | None) -> None:
         """With `path` (rank 0) lines are written; without, nothing happens."""
         self._file: TextIO | None = path.open("w", encoding="utf-8") if path else None
         self._sums_3R = np.zeros((len(FIELDS), num_ranks))
-        self._rounds = 0
+        self._counts_R = np.zeros(num_ranks, np.int64)
 
     def note(self, round_index: int, headers_R: Sequence[Header | None]) -> None:
-        """A round is over, in which every sender's message had one of these headers."""
+        """A round is over, in which every sender's message had one of these headers;
+        None: it sent nothing.
+        """
         if self._file is None:
             return
         row_3R = [
@@ -44,19 +47,20 @@ class MessageLog:
             [8 * h.payload_nbytes / max(h.num_values, 1) if h else 0.0 for h in headers_R],
         ]
         self._sums_3R += row_3R
-        self._rounds += 1
+        self._counts_R += [h is not None for h in headers_R]
         lists = (", ".join(f"{value:.6g}" for value in row_R) for row_R in row_3R)
         fields = (f'"{name}": [{text}]' for name, text in zip(FIELDS, lists, strict=True))
         self._file.write(f'{{"round": {round_index}, {", ".join(fields)}}}\n')
 
     def means(self) -> dict[str, Any]:
-        """Means over the rounds since the last call, by block; lists are empty if there were
-        none.
+        """Means over the messages since the last call, by block (0: it sent none); lists are
+        empty if there were no messages at all.
         """
-        means_3R = (self._sums_3R / self._rounds).tolist() if self._rounds else [[] for _ in FIELDS]
+        came = self._counts_R.any()
+        means_3R = self._sums_3R / np.maximum(self._counts_R, 1)
         self._sums_3R[:] = 0
-        self._rounds = 0
-        return dict(zip(FIELDS, means_3R, strict=True))
+        self._counts_R[:] = 0
+        return dict(zip(FIELDS, means_3R.tolist() if came else [[] for _ in FIELDS], strict=True))
 
     def close(self) -> None:
         """Flush and close the file, if there is one."""

@@ -72,6 +72,14 @@ class PlannedSteps(StepPolicy):
         return step < self.count
 
 
+class OneStep(StepPolicy):
+    """One step a message: of a block of the asynchronous driver."""
+
+    def may_start(self, step: int) -> bool:
+        """See StepPolicy."""
+        return step == 0
+
+
 class WallClockSteps(StepPolicy):
     """As many steps as end within a timeout, one at least (Flex-VFL, Algorithm 1).
 
@@ -222,6 +230,8 @@ def read_steps(path: Path, num_blocks: int) -> tuple[np.ndarray, tuple[int, ...]
 
 def policy_of(config: Config, block: int, plan: Plan | None) -> StepPolicy:
     """The policy of a block; `config` is that block's own."""
+    if config.algorithm.driver == "vafl":
+        return OneStep(config.steps.slow_factor)
     if plan is not None:
         return PlannedSteps(plan, block, config.steps.slow_factor)
     assert config.steps.timeout_s is not None

@@ -22,6 +22,7 @@ from hpcvfl.engine.private import PrivateExchange
 from hpcvfl.engine.round import RoundResult
 from hpcvfl.engine.start import start
 from hpcvfl.engine.steplog import StepLog
+from hpcvfl.engine.vafl_exchange import VaflExchange
 from hpcvfl.errors import ConfigError
 from hpcvfl.ledger import Meter
 from hpcvfl.transport.base import Transport
@@ -53,6 +54,18 @@ class Run:
     rounds: int = 0
     warnings: list[str] = field(default_factory=list)
     diverged: set[int] = field(default_factory=set)  # blocks of which that was said
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds until every row was seen once; of an asynchronous run, updates of the server until
+        the parties together saw it once each.
+        """
+        return self.batches.rounds_per_epoch * served_in_turn(self.config)
+
+
+def served_in_turn(config: Config) -> int:
+    """How many parties the server serves one after the other; 1 where all are served at once."""
+    return config.num_parties if config.algorithm.driver == "vafl" else 1
 
 
 def prepare(
@@ -89,8 +102,8 @@ def prepare(
     data = config.data
     batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
     total = config.algorithm.epochs * batches.rounds_per_epoch
-    total = min(total, config.algorithm.rounds or total)
-    if total >= MAX_ROUNDS:
+    total = min(total, config.algorithm.rounds or total) * served_in_turn(config)
+    if total + batches.rounds_per_epoch >= MAX_ROUNDS:
         raise ConfigError(f"algorithm: {total} rounds; a header counts fewer than {MAX_ROUNDS}")
 
     # On all ranks or none: the memories of error feedback may not fit.
@@ -118,14 +131,19 @@ def make_exchange(config: Config, transport: Transport, agreement: Agreement) ->
             f"transport.pattern = {pattern!r}: with private labels each party gets a frame of its"
             " own from the server; use hub"
         )
+    if config.algorithm.driver == "vafl":
+        return VaflExchange(transport, agreement, config.data.batch_size, memory_folder)
     return PrivateExchange(transport, agreement, memory_folder)
 
 
 def tried_steps(
     block: Block, policy: StepPolicy, batches: Batches, transport: Transport
 ) -> list[int]:
-    """Steps of each block that may fit into the timeout, from a step that is not taken."""
-    assert isinstance(policy, WallClockSteps)
+    """Steps of each block that may fit into the timeout, from a step that is not taken; none where
+    there is no timeout.
+    """
+    if not isinstance(policy, WallClockSteps):
+        return []
     step_s = block.trial_step_s(batches.rows(0)) * policy.slow_factor
     steps = max(1, int(policy.timeout_s / max(step_s, 1e-9)))
     told = exchange(transport, [(b.block, steps) for b in block.blocks])

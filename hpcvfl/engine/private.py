@@ -22,7 +22,7 @@ import numpy as np
 
 from hpcvfl import seeds
 from hpcvfl.clock import PhaseClock
-from hpcvfl.codecs.base import Array, Message
+from hpcvfl.codecs.base import Array, Bytes, Message
 from hpcvfl.codecs.frame import HEADER_NBYTES, Header, rows_hash
 from hpcvfl.codecs.stream import Stream
 from hpcvfl.engine.blocks import Block, PrivateParty, Server
@@ -118,11 +118,7 @@ class PrivateExchange(Exchange):
         transport.scatter(slots)
         clock.to("decode", waited_s=transport.waited_s - waited_s)
         if isinstance(block, PrivateParty):
-            rank = transport.rank
-            stream, due = self.downs_R[rank], self._due_gradient(round_index, rows_N)
-            assert stream is not None
-            out = [block.gradient(batch_size)]
-            self._read(stream, slots[rank], due, self._down_key(round_index, rank), out, rows_N)
+            self._read_gradient(round_index, slots[transport.rank], rows_N, block)
 
     def _encode_gradients(
         self, round_index: int, rows_N: Array, server: Server, slots: Slots
@@ -131,24 +127,42 @@ class PrivateExchange(Exchange):
         tau, w_bar, seconds = self._told
         due = self._due_gradient(round_index, rows_N)
         due = due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
-        headers = []
         gradients = server.embedding_gradients()
-        for rank in range(1, self.transport.size):
-            gradient_NP = gradients[self.agreement.block_of_rank[rank] - 1]
-            stream = self.downs_R[rank]
-            assert stream is not None
-            key = self._down_key(round_index, rank)
-            try:
-                header = self._write(stream, slots[rank], due, key, [gradient_NP], rows_N, None)
-            except NonFiniteError as error:
-                party = self.agreement.block_of_rank[rank]
-                raise NonFiniteError(f"{error}: the gradient for party {party}") from None
-            headers.append(header)
+        headers = [
+            self._write_gradient(
+                rank, slots[rank], due, gradients[self.agreement.block_of_rank[rank] - 1], rows_N
+            )
+            for rank in range(1, self.transport.size)
+        ]
         self.headers_R[0] = due._replace(
             num_values=sum(h.num_values for h in headers),
             payload_nbytes=sum(h.payload_nbytes for h in headers),
             squared_error=math.fsum(h.squared_error for h in headers),
             energy=math.fsum(h.energy for h in headers),
+        )
+
+    def _write_gradient(
+        self, rank: int, frame_B: Bytes, due: Header, gradient_NP: Array, rows_N: Array
+    ) -> Header:
+        """Fill the frame of the gradient for party `rank`."""
+        stream, key = self.downs_R[rank], self._down_key(due.round_index, rank)
+        assert stream is not None
+        try:
+            return self._write(stream, frame_B, due, key, [gradient_NP], rows_N, None)
+        except NonFiniteError as error:
+            party = self.agreement.block_of_rank[rank]
+            raise NonFiniteError(f"{error}: the gradient for party {party}") from None
+
+    def _read_gradient(
+        self, round_index: int, frame_B: Bytes, rows_N: Array, party: PrivateParty
+    ) -> Header:
+        """Check the own gradient's frame and decode it for the steps of `party`."""
+        rank = self.transport.rank
+        stream, key = self.downs_R[rank], self._down_key(round_index, rank)
+        assert stream is not None
+        out = [party.gradient(len(rows_N))]
+        return self._read(
+            stream, frame_B, self._due_gradient(round_index, rows_N), key, out, rows_N
         )
 
     def _due_gradient(self, round_index: int, rows_N: Array) -> Header:

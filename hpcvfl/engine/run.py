@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpcvfl.codecs.feedback import FeedbackCodec
 from hpcvfl.config import Config
-from hpcvfl.engine import folder
+from hpcvfl.engine import folder, vafl
 from hpcvfl.engine.agree import exchange, together
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.checkpoint import load_block, save_block, save_stream
 from hpcvfl.engine.evaluate import evaluate
+from hpcvfl.engine.evaluations import evaluate_and_tell, evaluation_is_due
 from hpcvfl.engine.observer import Observer, Silent
-from hpcvfl.engine.policies import WallClockSteps
 from hpcvfl.engine.prepare import Run, prepare
 from hpcvfl.engine.rates import ADAPTIVE, adaptive_rate, learning_rate
 from hpcvfl.engine.round import RoundResult, run_round
@@ -38,7 +36,8 @@ def train(
     """Train, evaluate, write the run folder; returns the summary (the same on every rank).
 
     progress    : shown on rank 0
-    after_round : called on every rank after every round (tests, benches)
+    after_round : called on every rank after every round, of an asynchronous run after every update
+                  of the own block (tests, benches)
     begun_s     : time.perf_counter() when the program started; the time since is booked as start
     """
     shown: Observer = progress if progress and transport.rank == 0 else Silent()
@@ -47,18 +46,8 @@ def train(
     for text in run.warnings:
         shown.warning(text)
     try:
-        for round_index in range(run.total_rounds):
-            last = one_round(run, round_index)
-            shown.round(last.loss)
-            if after_round:
-                after_round(run, last)
-            if evaluation_is_due(run, round_index):
-                before = len(run.warnings)
-                shown.evaluation(evaluate_now(run))
-                for text in run.warnings[before:]:
-                    shown.warning(text)
-                if target_reached(run):
-                    break
+        drive = vafl.drive if config.algorithm.driver == "vafl" else drive_rounds
+        drive(run, shown, after_round)
         return finish(run)
     except Exception as error:
         # Beside the books of the rounds that went well, for who finds the folder in the morning.
@@ -70,6 +59,19 @@ def train(
         with suppress(OSError):  # closed in `finish`; here an earlier error is on its way
             close_books(run)
         shown.end()
+
+
+def drive_rounds(
+    run: Run, shown: Observer, after_round: Callable[[Run, RoundResult], None] | None
+) -> None:
+    """Round after round, until the last or until the target is reached."""
+    for round_index in range(run.total_rounds):
+        last = one_round(run, round_index)
+        shown.round(last.loss)
+        if after_round:
+            after_round(run, last)
+        if evaluation_is_due(run) and evaluate_and_tell(run, shown):
+            return
 
 
 def one_round(run: Run, round_index: int) -> RoundResult:
@@ -102,103 +104,6 @@ def rate_of(run: Run, block: Block, round_index: int) -> float:
         tau = run.last.tau
         weights = block.optimizer.weights(tau)
     return adaptive_rate(optimizer.schedule, optimizer.lr, tau, weights.w_bar, weights.total)
-
-
-def evaluation_is_due(run: Run, round_index: int) -> bool:
-    """After every `evaluate_every` epochs, and after the last round."""
-    done = round_index + 1
-    if done == run.total_rounds:
-        return True
-    epochs, rest = divmod(done, run.batches.rounds_per_epoch)
-    return rest == 0 and epochs % run.config.algorithm.evaluate_every == 0
-
-
-def evaluate_now(run: Run) -> dict[str, Any]:
-    """Evaluate, add up everybody's bytes, write a line of metrics.jsonl; the line, on every
-    rank.
-    """
-    run.clock.to("eval")
-    wire_bytes, raw_bytes = run.meter.received()
-    training_s = run.clock.training_s()
-    run.meter.phase = "eval"
-    result = evaluate(run.block, run.transport, run.rounds)
-    report: dict[str, Any] = {
-        "result": result,
-        "bytes": [wire_bytes, raw_bytes],
-        "own": [run.last.loss, training_s],
-        "messages": run.messages.means(),
-        "note": note_of_policy(run),
-    }
-    told = exchange(run.transport, report)
-    loss, accuracy = told[0]["result"]
-    train_loss, training_s = told[0]["own"]  # the server's, so that every rank has the same line
-    line = {
-        "round": run.rounds,
-        "epoch": run.rounds / run.batches.rounds_per_epoch,
-        "train_loss": train_loss,
-        "test_loss": loss,
-        "test_accuracy": accuracy,
-        "wire_bytes": sum(t["bytes"][0] for t in told),
-        "raw_bytes": sum(t["bytes"][1] for t in told),
-        "seconds": training_s,
-        **({"units": run.units} if run.plan else {}),
-        **told[0]["messages"],
-    }
-    run.lines.append(line)
-    for text in [t["note"] for t in told] + divergences(run, line):
-        if text and text not in run.warnings:
-            run.warnings.append(text)
-    if run.transport.rank == 0:
-        metrics = run.path / "metrics.jsonl"
-        with folder.writing(run.path), metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-    run.clock.to("other")
-    return line
-
-
-def divergences(run: Run, line: dict[str, Any]) -> list[str]:
-    """Blocks whose messages since the last evaluation had more error than energy, each told once.
-
-    Error feedback around a codec whose error is larger than its message diverges, and the accuracy
-    alone does not say why.
-    """
-    said = []
-    for block, (error, energy) in enumerate(
-        zip(line["squared_error"], line["energy"], strict=True)
-    ):
-        if error > energy and block not in run.diverged:
-            run.diverged.add(block)
-            codec = run.exchange.agreement.codec_of(block)
-            assert codec  # who sends nothing loses nothing
-            advice = (
-                "error feedback diverges around this codec (README, Codecs)"
-                if isinstance(codec, FeedbackCodec)
-                else "it loses more than it sends"
-            )
-            said.append(
-                f"block {block}, {codec.spec}: up to round {run.rounds} the error of its messages"
-                f" is {error / energy if energy else math.inf:.3g} times their energy; {advice}"
-            )
-    return said
-
-
-def note_of_policy(run: Run) -> str:
-    """What the user should know of this block's steps; empty if there is nothing."""
-    policy = run.policy
-    if isinstance(policy, WallClockSteps) and policy.too_short:
-        return (
-            f"block {run.block.block}: a local step takes longer than steps.timeout_s ="
-            f" {policy.timeout_s:g} s; it takes one a round"
-        )
-    return ""
-
-
-def target_reached(run: Run) -> bool:
-    """Whether the last evaluation met `algorithm.target_accuracy`; the same answer on every
-    rank.
-    """
-    target = run.config.algorithm.target_accuracy
-    return target is not None and run.lines[-1]["test_accuracy"] >= target
 
 
 def finish(run: Run) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from hpcvfl import seeds
 from hpcvfl.config import Config
 from hpcvfl.data import Batches
 from hpcvfl.engine.agree import require_equal
-from hpcvfl.engine.start import build_block, handshake_record, is_private
+from hpcvfl.engine.start import build_block, handshake_record
 from hpcvfl.errors import ConfigError, NonFiniteError
 
 MOST_STEPS, FEWEST_STEPS, SMALL_GROWTH = 60, 10, 1e-3
@@ -122,7 +122,7 @@ def estimate(model: JointModel) -> Smoothness:
         _require_second_derivative(loss, everything)
         joint = curvature(loss, everything, seeds.generator(seed, "theory", 0))
         losses = [loss] * len(modules)
-        if is_private(model.config):
+        if model.config.private_labels:
             pulls = torch.autograd.grad(loss, embeddings, retain_graph=True)
             losses[1:] = [(h * c).sum() for h, c in zip(embeddings, pulls, strict=True)]
         of_block = [

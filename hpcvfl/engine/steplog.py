@@ -17,6 +17,8 @@ from hpcvfl.codecs.frame import Header
 class StepLog:
     """Lines {"round": r, "tau": [tau_0, .., tau_M], "w_bar": [..], "seconds": [..]}; that of round
     0 may have "expected": [..], the steps that adaptive rates began with.
+
+    Of an asynchronous run (vafl.py), where every block takes one step an update: lines of `served`.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -53,6 +55,19 @@ class StepLog:
             if self.expected_B and round_index == 0:
                 line["expected"] = list(self.expected_B)
             self._file.write(json.dumps(line) + "\n")
+
+    def served(
+        self, update: int, party: int, message: int, seconds: float, units: float | None
+    ) -> None:
+        """Line {"update": u, "party": k, "message": c, "seconds": s, "units": t} of an asynchronous
+        run: which party the server served, with which of that party's messages, when.
+
+        seconds : of training so far at the server; units : virtual time, None: there is none
+        """
+        if self._file:
+            line = {"update": update, "party": party, "message": message}
+            clocks = {"seconds": round(seconds, 6)} | ({} if units is None else {"units": units})
+            self._file.write(json.dumps(line | clocks) + "\n")
 
     def close(self) -> None:
         """Flush and close the file, if there is one."""

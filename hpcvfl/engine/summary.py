@@ -25,6 +25,7 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
             "train_loss": last["train_loss"],
         },
         "evaluated_on": "held-out rows" if config.data.validation_rows else "test",
+        "driver": config.algorithm.driver,
         "rounds": run.rounds,
         "epochs": last["epoch"],
         "local_steps": config.algorithm.local_steps,

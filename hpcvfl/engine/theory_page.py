@@ -15,7 +15,6 @@ import numpy as np
 from hpcvfl.config import Config
 from hpcvfl.engine import theory_of_run as numbers
 from hpcvfl.engine.smoothness import JointModel, Smoothness, estimate, given
-from hpcvfl.engine.start import is_private
 from hpcvfl.engine.theory_of_run import BlockRounds, Measured, Terms
 from hpcvfl.engine.weights import why_not
 from hpcvfl.errors import ConfigError, DataError
@@ -60,7 +59,7 @@ def page(config: Config, run: Path | None = None, smoothness: float | None = Non
     if run and blocks:
         error_RB = numbers.read_errors(run, len(blocks[0].tau_R), num_blocks)
         terms = numbers.terms_of(blocks, found, error_RB)
-        lines += ["", *_bound(blocks, found, terms, _measured(model, run), is_private(config))]
+        lines += ["", *_bound(blocks, found, terms, _measured(model, run), config.private_labels)]
     return "\n".join([*lines, "", *READING])
 
 

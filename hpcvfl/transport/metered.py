@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
 from hpcvfl.transport.base import Bytes, Slots, Transport, Wrapper
@@ -33,14 +33,17 @@ class Metered(Wrapper):
     costs 0.7 us, and root's broadcast to four parties would make twenty. A broadcast books each
     frame of the buffer at each receiver, with the root as peer, however the library's tree moves
     it; a rank's own frame that comes back in a broadcast counts, as it does come back. Frames of
-    zero bytes are no messages and are not booked. What travels by send/receive has no other form
-    than the bytes sent: raw bytes = bytes.
+    zero bytes are no messages and are not booked.
+
+    raw_nbytes : (peer, kind, bytes) -> raw bytes of what travels by send/receive; what nobody says
+                 has no other form than the bytes sent
     """
 
     def __init__(self, inner: Transport, meter: Recorder) -> None:
         """Wrap `inner`; `meter` takes the records of this rank."""
         super().__init__(inner)
         self.meter = meter
+        self.raw_nbytes: Callable[[int, str, int], int] = lambda peer, kind, nbytes: nbytes
         self._record_all = getattr(meter, "record_all", self._one_by_one)
 
     def gather(self, slots: Slots, root: int = 0) -> None:
@@ -71,7 +74,8 @@ class Metered(Wrapper):
         """Send; booked `out`."""
         self.inner.send(data_B, dest, kind)
         if data_B.nbytes:
-            self.meter.record(dest, kind, OUT, data_B.nbytes, data_B.nbytes)
+            raw_nbytes = self.raw_nbytes(dest, kind, data_B.nbytes)
+            self.meter.record(dest, kind, OUT, data_B.nbytes, raw_nbytes)
 
     def receive(
         self, out_B: Bytes, source: int | None = None, kind: str = "MESSAGE"
@@ -79,7 +83,7 @@ class Metered(Wrapper):
         """Receive; the bytes that came are booked `in`, not the size of the buffer."""
         peer, nbytes = self.inner.receive(out_B, source, kind)
         if nbytes:
-            self.meter.record(peer, kind, IN, nbytes, nbytes)
+            self.meter.record(peer, kind, IN, nbytes, self.raw_nbytes(peer, kind, nbytes))
         return peer, nbytes
 
     def _one_by_one(self, records: list[Record]) -> None:

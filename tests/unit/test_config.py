@@ -126,6 +126,14 @@ def test_party_overrides_on_the_command_line():
         (["digits", "--party", "\u00b2.codec", "none"], "--party K.section.field value"),
         (["digits", "--party", "1.codec"], "--party K.section.field value"),
         (["digits", "--party", "1.seed", "2"], "party.1.seed: only local"),
+        (
+            ["digits", "--algorithm.driver", "vafl"],
+            "line: algorithm.driver = 'vafl' needs labels.h",
+        ),
+        (
+            ["digits", "--steps.policy", "wall-clock"],
+            "line: steps: policy 'wall-clock' needs one of",
+        ),
         (["nothing"], r"no such preset \(digits, fashion-mnist, synthetic\)"),
         (["nothing.toml"], "nothing.toml: cannot be read"),
     ],
