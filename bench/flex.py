@@ -221,11 +221,12 @@ def tuned(cell: Cell, run: bool) -> Cell | None:
     """The cell with the best of RATES; None if tuning is not complete and not to be run."""
     best: tuple[float, float] | None = None
     for rate in RATES_OF.get(cell.algorithm, RATES):
-        trial = replace(cell, seed=TUNING_SEED, rate=rate, codec="float32")
+        cost = 10 if cell.cost else 0
+        trial = replace(cell, seed=TUNING_SEED, rate=rate, codec="float32", cost=cost)
         result = run_once(trial) if run else load(trial)
         if result is None:
             return None
-        time_10 = times_to_target(result)[int(cell.cost) or 10]
+        time_10 = times_to_target(result)[10]
         if time_10 is not None and (best is None or time_10 < best[0]):
             best = time_10, rate
     return replace(cell, rate=best[1]) if best else None
