@@ -34,8 +34,14 @@ RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "flex"
 SEEDS, TUNING_SEED = (0, 1, 2, 3, 4), 100
 RATES = (0.05, 0.1, 0.2, 0.5, 1.0)
-RATES_OF = {"adaptive": (0.5, 1.0, 2.0, 4.0, 8.0)}
-"""Of an adaptive schedule the rate is A, which is divided by the steps of a round."""
+RATES_OF = {
+    "adaptive": (0.5, 1.0, 2.0, 4.0, 8.0),
+    "p-bcd": (*RATES, 2.0, 4.0),
+    "sync-min": (*RATES, 2.0, 4.0),
+}
+"""Of an adaptive schedule the rate is A, which is divided by the steps of a round; who takes few
+steps a round can take larger ones.
+"""
 COSTS = (1, 10, 50)
 
 SETS: dict[str, dict[str, Any]] = {
