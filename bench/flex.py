@@ -1,7 +1,7 @@
 """How soon is a target reached, in the papers' virtual time? Flex-VFL against its baselines.
 
-python bench/flex.py                  tune rates, run the missing cells, then table, plot, verdicts
-python bench/flex.py --table          table, plot and verdicts of the cells that are there
+python bench/flex.py                  tune rates, run the missing cells, then table and plot
+python bench/flex.py --table          table and plot of the cells that are there
 python bench/flex.py --only google    only cells whose name matches this pattern
 python bench/flex.py --smoke          one tiny cell, seconds
 
@@ -258,6 +258,17 @@ def groups() -> dict[str, tuple[float | None, list[dict[str, Any]]]]:
     return out
 
 
+def found_tuning(group: str) -> bool:
+    """Whether all rates of a group were tried."""
+    cell = next(c for c in cells() if c.group == group)
+    cost = 10 if cell.cost else 0
+    trials = [
+        replace(cell, seed=TUNING_SEED, rate=rate, codec="float32", cost=cost)
+        for rate in RATES_OF.get(cell.algorithm, RATES)
+    ]
+    return all(load(trial) for trial in trials)
+
+
 def mean_time(results: Iterable[dict[str, Any]], cost: int) -> tuple[float, float, int]:
     """(mean, standard deviation, number of runs) of those that reached the target."""
     times = [t for r in results if (t := times_to_target(r)[cost]) is not None]
@@ -268,10 +279,14 @@ def mean_time(results: Iterable[dict[str, Any]], cost: int) -> tuple[float, floa
 
 
 def tabulate(report: Report) -> None:
-    """A row a group, and how Flex compares."""
+    """A row a group."""
     found = groups()
     for group, (rate, results) in found.items():
+        if not results and not found_tuning(group):
+            continue
         if not results:
+            never = {f"time_{cost}": f"never (0/{len(SEEDS)}, nor in tuning)" for cost in COSTS}
+            report.row(group=group, **never)
             continue
         row: dict[str, Any] = {"group": group, "rate": rate}
         for cost in COSTS:

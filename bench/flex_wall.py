@@ -31,7 +31,7 @@ from hpcvfl.engine.folder import read_metrics
 
 RESULTS = Path(__file__).parent / "results" / "flex-wall"
 SEEDS, TUNING_SEED = (0, 1, 2, 3, 4), 100
-RATES = (0.05, 0.1, 0.2, 0.4)
+RATES = (0.02, 0.03, 0.05, 0.1, 0.2, 0.4)
 STEPS, SLOW, TARGET_LOSS, EPOCHS = 10, 4, 0.25, 25
 COMMON = [
     *(
@@ -126,7 +126,12 @@ def replays(timeout_s: float, rate: float, epochs: int) -> bool:
         words = ["--seed", "0", "--optimizer.lr", str(rate), "--algorithm.epochs", str(epochs)]
         words += ["--steps.policy", "script", "--steps.replay", str(first)]
         again = launch(Path(scratch) / "b", words)
-        return all(
+        ends = [{p.name for p in run.rglob("rank*.safetensors")} for run in (first, again)]
+        return ends[0] == ends[1] == {
+            "rank0.safetensors",
+            "rank1.safetensors",
+            "rank2.safetensors",
+        } and all(
             value.tobytes()
             == load_file(again / "checkpoints" / "final" / file.name)[name].tobytes()
             for file in sorted((first / "checkpoints" / "final").glob("rank*.safetensors"))
@@ -145,7 +150,10 @@ def measure(report: Report) -> None:
     for algorithm in ("flex", "sync-max"):
         rate = best_rate(algorithm, timeout_s)
         results = [
-            run_once(f"{algorithm}-s{seed}", options_of(algorithm, rate, seed, timeout_s, EPOCHS))
+            run_once(
+                f"{algorithm}-lr{rate:g}-s{seed}",
+                options_of(algorithm, rate, seed, timeout_s, EPOCHS),
+            )
             for seed in SEEDS
         ]
         times[algorithm] = [r["seconds_to_target"] for r in results]

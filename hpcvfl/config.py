@@ -113,6 +113,12 @@ class Config(Section):
             raise ValueError(
                 f"labels.holder = {self.labels.holder!r}: parties are 1 to {self.num_parties}"
             )
+        party = self.holder_party
+        if party and "slow_factor" in self.party.get(party, {}).get("steps", {}):
+            raise ValueError(
+                f"party.{party}.steps.slow_factor: this party is in the server's process and takes"
+                " its steps; slow block 0 (--party 0.steps.slow_factor)"
+            )
         return self
 
     @property

@@ -6,7 +6,7 @@ offset size field
  5      1   kind (KINDS)
  6      1   codec: index in the table agreed at the handshake
  7      1   flags: bit 0 = payload_crc is set
- 8      2   sender: rank
+ 8      2   sender: block, which is its rank but where a party is with the server
 10      1   level: which rate of an `auto` codec this message has; 0 for any other
 11      1   next_level: the same for the sender's next message
 12      4   tau: local steps the sender took in the previous round; in an answer of the asynchronous
@@ -16,8 +16,7 @@ offset size field
 24      4   count: elements in the message
 28      4   energy: sum of squares of the message (float32); 0 from a codec that loses nothing
 32      8   payload_nbytes
-40      8   w_bar: largest weight of the sender's local optimizer in the previous round (float64);
-           0 as long as no rate policy uses it
+40      8   w_bar: largest weight of the sender's local optimizer in the previous round (float64)
 48      4   seconds the sender computed in the previous round (float32)
 52      4   batch_hash: CRC32 of the rows of this round
 56      4   payload_crc: CRC32 of the payload, or 0

@@ -70,6 +70,8 @@ def memory(config: Config) -> str:
 
     Payloads are relayed, so that every rank remembers every party's embeddings and the head.
     """
+    if config.private_labels:
+        return private_memory(config)
     codecs = [table.parse(config.for_block(k).codec) for k in range(1, config.num_parties + 1)]
     codecs.append(table.parse(config.head_codec))
     if not any(isinstance(codec, FeedbackCodec) for codec in codecs):
@@ -84,6 +86,25 @@ def memory(config: Config) -> str:
         f"{total / 1e6:.1f} MB of error feedback on every rank ({remembered} parties x {rows} rows"
         f" x {width} values, and the head if it has it), {config.num_parties + 1} times that in one"
         " process; --run.memory-folder keeps it in files, ef16 halves it"
+    )
+
+
+def private_memory(config: Config) -> str:
+    """The same where labels are private: a party remembers its own messages only."""
+    parties = [k for k in config.block_of_rank if k]
+    codecs = [table.parse(config.for_block(k).codec) for k in parties]
+    gradient = table.parse(config.labels.gradient_codec)
+    rows = load(config.data, 0, config.num_parties, config.seed, config.dtype).num_rows
+    width = config.model.embedding_dim
+    down = memory_nbytes(gradient, rows, width)
+    both_ways = [memory_nbytes(codec, rows, width) + down for codec in codecs]
+    if not any(both_ways):
+        return "no error feedback: nothing is remembered from round to round"
+    return (
+        f"{sum(both_ways) / 1e6:.1f} MB of error feedback at the server,"
+        f" {max(both_ways) / 1e6:.1f} MB at a party (its own embeddings and gradients);"
+        " --run.memory-folder keeps it in files,"
+        " ef16 halves it"
     )
 
 

@@ -60,7 +60,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         "wire_bytes": sum(t["bytes"][0] for t in told),
         "raw_bytes": sum(t["bytes"][1] for t in told),
         "seconds": training_s,
-        **({"units": units} if run.plan else {}),
+        **({"units": units} if run.plan and run.plan.units else {}),
         **told[0]["messages"],
     }
     run.lines.append(line)

@@ -65,6 +65,11 @@ class LocalOptimizer:
         with torch.no_grad():
             self._rule.step(gradients)
 
+    @property
+    def lr(self) -> float:
+        """The rate of the round that has begun."""
+        return self._lr
+
     def weights(self, num_steps: int) -> Weights:
         """w^t, w_bar and W of this round after its `num_steps` steps (weights.py)."""
         return weights_of(self._config, self._lr, num_steps)

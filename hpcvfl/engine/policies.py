@@ -114,16 +114,19 @@ class Plan:
 
     steps : round -> tuple of B ints, each at least 1
     units : round -> length of its local phase in steps of a block of full speed, what the virtual
-            clock of the papers adds to the cost of communication
+            clock of the papers adds to the cost of communication; None of a replay, whose log does
+            not know it
     digest: of all of it; ranks must agree
     expected : steps that a run expected of round 0 before it knew, B ints; adaptive rates begin
                with them
+    length : rounds that it is good for; None: any number
     """
 
     steps: Callable[[int], tuple[int, ...]]
-    units: Callable[[int], float]
+    units: Callable[[int], float] | None
     digest: str
     expected: tuple[int, ...]
+    length: int | None = None
 
 
 def plan_of(config: Config) -> Plan | None:
@@ -136,8 +139,7 @@ def plan_of(config: Config) -> Plan | None:
     if policy == "script":
         assert steps.replay is not None
         taken_RB, expected_B = read_steps(Path(steps.replay), num_blocks)
-        units_R = taken_RB.max(axis=1).astype(float)
-        return _table_plan(taken_RB, units_R, again=False, expected=expected_B)
+        return _table_plan(taken_RB, None, again=False, expected=expected_B)
     if policy == "virtual":
         return _virtual_plan(config)
     return None
@@ -150,6 +152,7 @@ def _virtual_plan(config: Config) -> Plan:
     steps, num_blocks = config.steps, config.num_parties + 1
     if steps.trace:
         own_RB = traces.steps_of(traces.read_trace(steps.trace, num_blocks), steps.trace_rule).T
+        speed_RB = own_RB.astype(float)
         timeout = steps.timeout_units or traces.most_steps(steps.trace_rule)
     else:
         if len(steps.speeds) != num_blocks:
@@ -157,7 +160,8 @@ def _virtual_plan(config: Config) -> Plan:
                 f"steps.speeds: {len(steps.speeds)} numbers, due are {num_blocks}: the server's and"
                 f" {config.num_parties} parties'"
             )
-        own_RB = np.maximum(1, np.floor(np.array([steps.speeds]))).astype(np.int64)
+        speed_RB = np.array([steps.speeds])
+        own_RB = np.maximum(1, np.floor(speed_RB)).astype(np.int64)
         timeout = steps.timeout_units or float(max(steps.speeds))
     taken_RB = {
         "none": own_RB,
@@ -168,17 +172,18 @@ def _virtual_plan(config: Config) -> Plan:
     if steps.sync == "none":
         return _table_plan(taken_RB, np.full(len(taken_RB), timeout))
     # The slowest block is waited for.
-    return _table_plan(taken_RB, (taken_RB * (timeout / own_RB)).max(axis=1))
+    return _table_plan(taken_RB, (taken_RB * (timeout / speed_RB)).max(axis=1))
 
 
 def _table_plan(
     taken_RB: np.ndarray,
-    units_R: np.ndarray,
+    units_R: np.ndarray | None,
     again: bool = True,
     expected: tuple[int, ...] | None = None,
 ) -> Plan:
     """Row r of a table in round r; `again`: from the start after its end, else ConfigError."""
-    rows, units = [tuple(row) for row in taken_RB.tolist()], units_R.tolist()
+    rows = [tuple(row) for row in taken_RB.tolist()]
+    units = None if units_R is None else units_R.tolist()
     expected = expected or rows[0]
     spelled = json.dumps([rows, units, expected])
     digest = hashlib.blake2b(spelled.encode(), digest_size=16).hexdigest()
@@ -191,18 +196,20 @@ def _table_plan(
             )
         return rows[round_index % len(rows)]
 
-    return Plan(steps, lambda r: units[r % len(units)], digest, expected)
+    length = None if again else len(rows)
+    cost = None if units is None else lambda r: units[r % len(units)]
+    return Plan(steps, cost, digest, expected, length)
 
 
-def read_steps(path: Path, num_blocks: int) -> tuple[np.ndarray, tuple[int, ...] | None]:
+def read_steps(path: Path, num_blocks: int) -> tuple[np.ndarray, tuple[int, ...]]:
     """Steps that a run took, int64, shape (rounds, B), and those that it had expected of round 0
-    (None: what it took), from its steps.jsonl or its folder.
+    (or took, where that is not on record), from its steps.jsonl or its folder.
 
     Raises DataError that names the line and what is due.
     """
     path = path / "steps.jsonl" if path.is_dir() else path
     rows = []
-    expected: tuple[int, ...] | None = None
+    expected: tuple[int, ...] = ()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:

@@ -105,6 +105,11 @@ def prepare(
     total = min(total, config.algorithm.rounds or total) * served_in_turn(config)
     if total + batches.rounds_per_epoch >= MAX_ROUNDS:
         raise ConfigError(f"algorithm: {total} rounds; a header counts fewer than {MAX_ROUNDS}")
+    if plan and plan.length and total > plan.length:
+        raise ConfigError(
+            f"steps.replay: {plan.length} rounds are on record, {total} are due; set"
+            f" algorithm.rounds to {plan.length} or less"
+        )
 
     # On all ranks or none: the memories of error feedback may not fit.
     swap = each(transport, lambda: make_exchange(config, transport, agreement))

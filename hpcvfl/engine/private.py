@@ -46,7 +46,7 @@ class PrivateExchange(Exchange):
         """See Exchange; there is one pattern only."""
         if any(len(agreement.stream_rates(rank)) > 1 for rank in range(transport.size)):
             raise ConfigError(
-                "labels.holder = 'server': codec auto tells all ranks of its sizes, and a party's"
+                "private labels: codec auto tells all ranks of its sizes, and a party's"
                 " headers reach the server alone; use a codec with fixed bits"
             )
         super().__init__(transport, agreement, "hub", memory_folder)

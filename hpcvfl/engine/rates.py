@@ -33,7 +33,9 @@ def adaptive_rate(schedule: str, a: float, tau: int, w_bar: float, total: float)
     """The rate of a round from the steps of the one before.
 
     adaptive     : A / (tau w_bar), Algorithm 2 of Flex-VFL (arXiv 2208.12672)
-    adaptive-sum : A / W with W the sum of the weights, at most tau w_bar: the proof needs no more
-                   than that A bounds eta W, so the step may be larger (ours)
+    adaptive-sum : A / W^ with W^ the sum of the weights, each at its largest in the round
+                   (weights.prefix_total; W itself without proximal term and weight decay), at most
+                   tau w_bar: the proof needs no more than that A bounds eta W^, so the step may be
+                   larger (ours)
     """
     return a / total if schedule == "adaptive-sum" else a / (tau * w_bar)

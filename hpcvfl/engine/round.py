@@ -27,15 +27,14 @@ from hpcvfl.engine.policies import StepPolicy
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """tau: local steps taken; w_bar, total: largest of their weights, and the sum (weights.py);
-    loss: of the batch at local step 0; seconds: own work in this round.
+    """tau: local steps taken; w_bar: the largest of their weights (weights.py); loss: of the batch
+    at local step 0; seconds: own work in this round.
     """
 
     tau: int
     loss: float
     seconds: float
     w_bar: float = 0.0
-    total: float = 0.0
 
 
 def run_round(
@@ -75,6 +74,5 @@ def run_round(
         policy.end_step()
         tau += 1
     clock.to("other")
-    weights = block.optimizer.weights(tau)
     seconds = clock.computing_s() - worked_s
-    return RoundResult(tau, loss, seconds, weights.w_bar, weights.total)
+    return RoundResult(tau, loss, seconds, block.optimizer.weights(tau).w_bar)

@@ -22,7 +22,7 @@ from hpcvfl.engine.rates import ADAPTIVE, adaptive_rate, learning_rate
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
 from hpcvfl.engine.summary import summarise
-from hpcvfl.engine.weights import weights_of
+from hpcvfl.engine.weights import prefix_total, weights_of
 from hpcvfl.transport.base import Transport
 
 
@@ -84,7 +84,8 @@ def one_round(run: Run, round_index: int) -> RoundResult:
     run.meter.end_round(round_index)
     run.messages.note(round_index, run.exchange.headers_by_block())
     run.steps.note(round_index, run.exchange.headers_by_block())
-    run.units += run.plan.units(round_index) if run.plan else 0.0
+    if run.plan and run.plan.units:
+        run.units += run.plan.units(round_index)
     run.transport.timeout_s = run.config.transport.timeout_s
     run.rounds = round_index + 1
     return result
@@ -99,11 +100,12 @@ def rate_of(run: Run, block: Block, round_index: int) -> float:
     if round_index == 0:
         # Algorithm 2: tau of round 0 by prior knowledge, or by trying.
         tau = run.expected_B[block.block]
-        weights = weights_of(optimizer, optimizer.lr, tau)
+        rate = optimizer.lr
     else:
-        tau = run.last.tau
-        weights = block.optimizer.weights(tau)
-    return adaptive_rate(optimizer.schedule, optimizer.lr, tau, weights.w_bar, weights.total)
+        tau, rate = run.last.tau, block.optimizer.lr
+    w_bar = weights_of(optimizer, rate, tau).w_bar
+    total = prefix_total(optimizer, rate, tau)
+    return adaptive_rate(optimizer.schedule, optimizer.lr, tau, w_bar, total)
 
 
 def finish(run: Run) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcvfl import __version__
 from hpcvfl.clock import WORKING_PHASES
-from hpcvfl.config import digest
+from hpcvfl.config import Config, digest
 from hpcvfl.engine.prepare import Run
 
 
@@ -29,6 +29,8 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
         "rounds": run.rounds,
         "epochs": last["epoch"],
         "local_steps": config.algorithm.local_steps,
+        "steps": steps_text(config),
+        **({"units": last["units"]} if "units" in last else {}),
         "wire_bytes": last["wire_bytes"],
         "raw_bytes": last["raw_bytes"],
         "wire_bytes_by": bytes_by(told),
@@ -38,7 +40,7 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
             "total": told[0]["total_s"],
             "training": last["seconds"],
             "server": told[0]["seconds"],
-            "slowest_party": max((t["seconds"] for t in told[1:]), key=busy_s),
+            "slowest_party": max((t["seconds"] for t in told[1:] or told), key=busy_s),
         },
         "codec": [codec.spec for codec in run.exchange.agreement.codecs_R],
         "warnings": run.warnings,
@@ -49,6 +51,16 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
         "hosts": [t["host"] for t in told],
         "versions": versions(),
     }
+
+
+def steps_text(config: Config) -> str:
+    """How many local steps a block takes in a round, in a word."""
+    policy = config.steps.policy
+    if config.algorithm.driver == "vafl":
+        return f"vafl, {policy}"
+    if policy == "fixed":
+        return str(config.algorithm.local_steps)
+    return f"{policy}, sync {config.steps.sync}" if config.steps.sync != "none" else policy
 
 
 def busy_s(seconds: dict[str, float]) -> float:

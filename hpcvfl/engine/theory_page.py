@@ -43,6 +43,10 @@ def page(config: Config, run: Path | None = None, smoothness: float | None = Non
 
     Raises ConfigError for another smoothness, and what a run's start raises for the config.
     """
+    if config.algorithm.driver != "rounds":
+        raise ConfigError(
+            f"theory: algorithm.driver = {config.algorithm.driver!r}; this is about runs in rounds"
+        )
     num_blocks = config.num_parties + 1
     if smoothness is not None and not 0 < smoothness < math.inf:
         raise ConfigError(f"theory: --smoothness {smoothness:g}; due is a positive number")

@@ -205,15 +205,14 @@ def call_the_others(run: Run, swap: VaflExchange, walks_M: list[Walk]) -> None:
     """
     # Each must have been received: a party may not get out of its send before.
     clock, transport = run.clock, run.transport
-    clock.to("wire")
-    waited_s = transport.waited_s
+    clock.to("eval")  # who is waited for here is waited for because of the evaluation
     while len(swap.held) < len(walks_M) - 1:
         swap.receive_embedding(None)
     for party in swap.held:
         walk = walks_M[party - 1]
         frame_B = swap.encode_note(party, walk.number, walk.rows_N, run.rounds)
         transport.send(frame_B, party, "grad")
-    clock.to("other", waited_s=transport.waited_s - waited_s)
+    clock.to("other")
 
 
 def attend(run: Run, party: PrivateParty, shown: Observer, after_round: AfterRound | None) -> None:
@@ -304,7 +303,7 @@ def book_step(run: Run, loss: float, worked_s: float) -> RoundResult:
     """The result of a step, kept for the next message; `worked_s` is of before it."""
     weights = run.block.optimizer.weights(1)
     seconds = run.clock.computing_s() - worked_s
-    run.last = RoundResult(1, loss, seconds, weights.w_bar, weights.total)
+    run.last = RoundResult(1, loss, seconds, weights.w_bar)
     return run.last
 
 

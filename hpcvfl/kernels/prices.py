@@ -33,6 +33,7 @@ def prices_of(table_XE: np.ndarray, low_K: np.ndarray, factor: float) -> np.ndar
 
 @kernel
 def _fit(table_XE, low_K, bits_F, factor, out_P):  # type: ignore[no-untyped-def]
+    """The fit of every table: four prices of table x in out_P[4 x ..], PRICES a column."""
     # In numpy this took a quarter of the encoder's time (bench/LOG.md): the arrays are small.
     for x in range(table_XE.shape[0]):
         low = low_K[x >> 1]

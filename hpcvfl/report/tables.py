@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+KINDS = {"embed": "embeddings", "grad": "gradients", "head": "head"}
+"""Kinds of a training frame, as a reader calls them."""
+
 
 def closing_table(summary: dict[str, Any]) -> str:
     """Accuracy, codecs, measured bytes and seconds by phase of one run (summary.json)."""
@@ -15,10 +18,9 @@ def closing_table(summary: dict[str, Any]) -> str:
         ("loss", f"{metrics['loss']:.4f}, {metrics['train_loss']:.4f} on the last batch"),
         ("rounds", f"{summary['rounds']}"),
         ("codec", embedding_codecs(summary)),
-        ("codec of the head", summary["codec"][0]),
+        (f"codec of the {server_sends(summary)}", summary["codec"][0]),
         ("wire bytes, measured", f"{wire:,}"),
-        ("  embeddings", f"{kinds['embed']:,}"),
-        ("  head", f"{kinds['head']:,}"),
+        *((f"  {KINDS[kind]}", f"{nbytes:,}") for kind, nbytes in kinds.items()),
         ("raw bytes", f"{raw:,}"),
         ("raw / wire", f"{raw / wire:.2f}"),
         ("seconds, total", f"{seconds['total']:.2f}"),
@@ -36,26 +38,42 @@ def embedding_codecs(summary: dict[str, Any]) -> str:
     return "; ".join(sorted(set(summary["codec"][1:])))
 
 
+def server_sends(summary: dict[str, Any]) -> str:
+    """What block 0 sends: its head, or gradients where labels are private."""
+    return "gradients" if "grad" in _bytes_by_kind(summary) else "head"
+
+
 def _bytes_by_kind(summary: dict[str, Any]) -> dict[str, int]:
     """Wire bytes of training by kind of message, both directions."""
-    out = {"embed": 0, "head": 0}
-    for key, nbytes in summary["wire_bytes_by"].get("train", {}).items():
+    out: dict[str, int] = {}
+    for key, nbytes in sorted(summary["wire_bytes_by"].get("train", {}).items()):
         kind = key.split()[1]
-        out[kind] = out.get(kind, 0) + nbytes
-    return out
+        if kind in KINDS:
+            out[kind] = out.get(kind, 0) + nbytes
+    return dict(sorted(out.items()))
 
 
 def comparison(summaries: Sequence[dict[str, Any]]) -> str:
     """One line a run: codec, accuracy, rounds, bytes, ratio, seconds."""
-    header = ("run", "codec", "head", "Q", "accuracy", "rounds", "wire MB", "raw/wire", "seconds")
+    header = (
+        "run",
+        "codec",
+        "server",
+        "steps",
+        "accuracy",
+        "rounds",
+        "wire MB",
+        "raw/wire",
+        "seconds",
+    )
     rows = [header]
     for s in summaries:
         rows.append(
             (
                 s["folder"].rsplit("/", 1)[-1],
                 embedding_codecs(s),
-                s["codec"][0],
-                str(s["local_steps"]),
+                f"{server_sends(s)}: {s['codec'][0]}",
+                s["steps"] if "steps" in s else str(s["local_steps"]),
                 f"{s['metrics']['accuracy']:.4f}",
                 str(s["rounds"]),
                 f"{s['wire_bytes'] / 1e6:.2f}",

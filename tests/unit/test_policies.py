@@ -62,6 +62,7 @@ def test_the_rules_of_the_baselines():
     assert plan(**own, sync="max").steps(3) == (10, 10, 10)
     assert plan(**own, sync="one").steps(3) == (1, 1, 1)
     assert plan(speeds=[0.3, 4.9, 2]).steps(0) == (1, 4, 2)
+    assert plan(speeds=[0.3, 4.9, 2], sync="one").units(0) == pytest.approx(4.9 / 0.3)
 
 
 def test_a_trace_gives_a_sample_a_round_over_and_over(tmp_path):
@@ -155,7 +156,8 @@ def test_a_script_takes_the_steps_on_record_and_no_others(tmp_path):
         config = build({"num_parties": 2, "steps": {"policy": "script", "replay": str(path)}})
         came = plan_of(config)
         assert [came.steps(0), came.steps(1)] == [(3, 1, 2), (1, 5, 1)]
-        assert came.units(1) == 5
+        assert came.units is None  # the log does not say what its rounds cost
+        assert came.length == 2
         assert came.expected == (3, 1, 2)
         policy = policy_of(config, 2, came)
         policy.begin_round(0)
@@ -211,15 +213,14 @@ def take_round(policy, clock, step_s):
     return count, clock.now - begun
 
 
-@pytest.mark.parametrize(("step_s", "due"), [(1.0, 10), (3.0, 3), (9.9, 1), (0.25, 40)])
+@pytest.mark.parametrize(("step_s", "due"), [(1.0, 10), (2.5, 4), (9.5, 1), (0.25, 40)])
 def test_t2_as_many_steps_as_end_within_the_timeout(monkeypatch, step_s, due):
     clock = Clock(monkeypatch)
     policy = WallClockSteps(10.0)
     for _ in range(4):
         count, spent = take_round(policy, clock, step_s)
-        assert due - 1 <= count <= due + 1
-        assert count == due or policy.step_s != step_s
-        assert spent <= 10.0 + step_s * 1e-6
+        assert count == due  # these numbers and their means are exact
+        assert spent == due * step_s <= 10.0
     assert not policy.too_short
 
 
