@@ -282,8 +282,8 @@ def tabulate(report: Report) -> None:
     """A row a group."""
     found = groups()
     for group, (rate, results) in found.items():
-        if not results and not found_tuning(group):
-            continue
+        if not results and (rate is not None or not found_tuning(group)):
+            continue  # not run yet
         if not results:
             never = {f"time_{cost}": f"never (0/{len(SEEDS)}, nor in tuning)" for cost in COSTS}
             report.row(group=group, **never)
