@@ -22,7 +22,7 @@ def closing_table(summary: dict[str, Any]) -> str:
         ("wire bytes, measured", f"{wire:,}"),
         *((f"  {KINDS[kind]}", f"{nbytes:,}") for kind, nbytes in kinds.items()),
         ("raw bytes", f"{raw:,}"),
-        ("raw / wire", f"{raw / wire:.2f}"),
+        ("raw / wire", ratio(summary)),
         ("seconds, total", f"{seconds['total']:.2f}"),
         ("seconds, rounds only", f"{seconds['training']:.2f}"),
     ]
@@ -31,6 +31,12 @@ def closing_table(summary: dict[str, Any]) -> str:
             (f"  {phase}", f"{server_s:.2f} server, {seconds['slowest_party'][phase]:.2f} party")
         )
     return "\n".join([aligned(rows), *(f"warning: {w}" for w in summary.get("warnings", []))])
+
+
+def ratio(summary: dict[str, Any]) -> str:
+    """Raw over wire bytes; "-" where nothing travelled (one party, in the server's process)."""
+    wire = summary["wire_bytes"]
+    return f"{summary['raw_bytes'] / wire:.2f}" if wire else "-"
 
 
 def embedding_codecs(summary: dict[str, Any]) -> str:
@@ -77,7 +83,7 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> str:
                 f"{s['metrics']['accuracy']:.4f}",
                 str(s["rounds"]),
                 f"{s['wire_bytes'] / 1e6:.2f}",
-                f"{s['raw_bytes'] / s['wire_bytes']:.2f}",
+                ratio(s),
                 f"{s['seconds']['training']:.1f}",
             )
         )

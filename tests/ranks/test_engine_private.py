@@ -14,6 +14,7 @@ from hpcvfl.engine.blocks import PrivateParty, Server
 from hpcvfl.engine.prepare import prepare
 from hpcvfl.engine.run import evaluate_run, one_round, train
 from hpcvfl.errors import ConfigError
+from hpcvfl.report.tables import closing_table, comparison
 from hpcvfl.transport.base import Wrapper
 from hpcvfl.transport.threads import ThreadsWorld
 
@@ -289,3 +290,12 @@ def test_ranks_of_a_holder_are_one_fewer(tmp_path):
     config = tiny(tmp_path, labels__holder="party:1")
     with pytest.raises(ConfigError, match=r"4 ranks came.*needs 3 \(the server is with a party"):
         ThreadsWorld(4).run(lambda t: train(config, t))
+
+
+def test_one_party_with_the_server_trains_without_a_message(tmp_path):
+    config = tiny(tmp_path, num_parties=1, labels__holder="party:1", algorithm__epochs=10)
+    summary = on_ranks(config, lambda t: train(config, t))[0]
+    assert summary["wire_bytes"] == 0
+    assert summary["metrics"]["accuracy"] > 0.5
+    assert "raw / wire            -" in closing_table(summary)
+    assert comparison([summary, summary])
