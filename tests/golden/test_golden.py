@@ -48,7 +48,8 @@ def frame(spec):
     """The frame of party 1 in round 17: 11 rows of 4 values that every machine computes alike."""
     x = ((np.arange(44) * 37 % 101) / 25 - 2).astype(np.float32).reshape(11, 4)
     codecs = [table.parse("none"), table.parse(spec)]
-    agreement = Agreement(codecs, [(3, 4)], 4, np.dtype(np.float32), seed=5, num_rows=11)
+    dtype = np.dtype(np.float32)
+    agreement = Agreement(codecs, [(3, 4)], 4, dtype, 5, 11, num_blocks=2, block_of_rank=[0, 1])
     exchange = Exchange(Rank1, agreement, "hub")
     exchange.encode(17, np.arange(11), [x], tau=3, w_bar=1.5, seconds=0.25)
     return exchange.frame(11, 1).tobytes().hex()
