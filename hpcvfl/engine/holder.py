@@ -46,9 +46,11 @@ class Holder(Server):
         """The party draws from a generator of its own, as in a process of its own."""
         servers = torch.default_generator.get_state()
         torch.default_generator.set_state(self._own_generator)
-        yield
-        self._own_generator = torch.default_generator.get_state()
-        torch.default_generator.set_state(servers)
+        try:
+            yield
+        finally:
+            self._own_generator = torch.default_generator.get_state()
+            torch.default_generator.set_state(servers)
 
     def begin_round(self, round_index: int, rows_N: Array, *rates: float) -> None:
         """Of both blocks; rates: the server's, the party's."""
