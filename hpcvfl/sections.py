@@ -68,7 +68,7 @@ class OptimizerConfig(Section):
     """sgd, with the rules below in any combination, or a class of torch.optim by its name (Adam,
     RMSprop ...), which takes `lr` and `weight_decay` only and is outside Flex-VFL's theory.
     """
-    lr: Annotated[float, Field(gt=0, json_schema_extra=LOCAL)] = 0.1
+    lr: Annotated[float, Field(gt=0, le=1e30, json_schema_extra=LOCAL)] = 0.1
     """Learning rate at round 0."""
     momentum: Annotated[float, Field(ge=0, lt=1, json_schema_extra=LOCAL)] = 0.0
     """Momentum inside a round (the buffer starts at zero each round)."""
@@ -157,7 +157,7 @@ class AlgorithmConfig(Section):
     """vafl only: cost of a message and its answer in virtual time, in steps of a block of full
     speed.
     """
-    local_steps: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 1
+    local_steps: Annotated[int, Field(ge=1, lt=2**31, json_schema_extra=SHARED)] = 1
     """Q, local steps of every block between two exchanges (C-VFL)."""
     epochs: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 10
     """Passes over the training rows; with vafl a number of updates of the server: epochs * (rounds
@@ -187,7 +187,7 @@ class StepsConfig(Section):
     timeout_s: Annotated[float | None, Field(gt=0, le=86_400, json_schema_extra=SHARED)] = None
     """wall-clock only, not for vafl: seconds of local steps in a round; at least one is taken."""
     speeds: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=1e9)], ...], Field(json_schema_extra=SHARED)
+        tuple[Annotated[float, Field(ge=1e-9, le=1e9)], ...], Field(json_schema_extra=SHARED)
     ] = ()
     """virtual only: steps that each block, the server first, takes within the timeout. vafl serves
     party k whenever timeout / speed of k + algorithm.comm_units have passed; the server's own speed
@@ -203,7 +203,7 @@ class StepsConfig(Section):
     """Steps at utilisation u: floor(20 (1 - u)), int(10 (1 - u) + 1) or int(19 (1 - u) + 1), one at
     least; the published code's rules.
     """
-    timeout_units: Annotated[float | None, Field(gt=0, le=1e9, json_schema_extra=SHARED)] = None
+    timeout_units: Annotated[float | None, Field(ge=1e-9, le=1e9, json_schema_extra=SHARED)] = None
     """virtual only: length of the timeout in steps of a block of full speed; None: that of the
     fastest of `speeds`, or 20, 11, 20 for the rules of a trace.
     """

@@ -100,7 +100,7 @@ class LatticePaperCodec(Codec):
         """Two passes over the tensor: its largest value, then the points."""
         if x.size == 0:
             return
-        x_RC = as_float32(x).reshape(-1, x.shape[-1])
+        x_RC = as_float32(x).reshape(-1, _width(x.shape))
         bounds_2 = np.empty(2, np.float32)
         check_status(scan.minmax(x_RC.reshape(-1), bounds_2))
         low, high = bounds_2.tolist()
@@ -160,7 +160,7 @@ class LatticePaperCodec(Codec):
             scale,
             self.book,
             split_key(key),
-            to.reshape(-1, out.shape[-1]),
+            to.reshape(-1, _width(out.shape)),
         )
         if to is not out:
             out[...] = to
@@ -212,4 +212,9 @@ _ESCAPE = np.dtype([("pair", "<u4"), ("point", "<i2", 2)])
 
 
 def _num_pairs(shape: tuple[int, ...]) -> int:
-    return math.prod(shape[:-1]) * -(-shape[-1] // 2)
+    return math.prod(shape[:-1]) * -(-_width(shape) // 2)
+
+
+def _width(shape: tuple[int, ...]) -> int:
+    """Values of a row; a single number is a row of one."""
+    return shape[-1] if shape else 1

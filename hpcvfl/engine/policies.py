@@ -22,6 +22,9 @@ from hpcvfl.config import Config
 from hpcvfl.engine import traces
 from hpcvfl.errors import ConfigError, DataError
 
+MAX_STEPS = 1 << 31
+"""More local steps than this no log or config may have; a header counts them in 32 bits."""
+
 NEWEST = 0.3
 """Weight of the newest step in the mean time of a step."""
 
@@ -219,7 +222,9 @@ def read_steps(path: Path, num_blocks: int) -> tuple[np.ndarray, tuple[int, ...]
             line = json.loads(text)
             taus, first = line["tau"], line.get("expected", line["tau"])
             counts = [*taus, *first]
-            sound = line["round"] == number and all(type(t) is int and t > 0 for t in counts)
+            sound = line["round"] == number and all(
+                type(t) is int and 0 < t < MAX_STEPS for t in counts
+            )
             sound = sound and len(taus) == len(first) == num_blocks
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             sound, taus, first = False, [], []

@@ -10,6 +10,7 @@ Legend: B blocks, the server first; S samples.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +58,13 @@ def read_trace(name: str, num_blocks: int) -> np.ndarray:
     path = Path(name)
     try:
         if path.suffix == ".csv":
-            trace = np.loadtxt(path, delimiter=",", ndmin=2, dtype=np.float64)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # of an empty file
+                trace = np.loadtxt(path, delimiter=",", ndmin=2, dtype=np.float64)
         else:
             trace = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except Exception as error:  # a hostile header makes numpy raise nearly anything
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise DataError(f"steps.trace = {name!r}: cannot be read ({reason})") from None
     if not isinstance(trace, np.ndarray) or trace.dtype.kind not in "iuf":
         raise DataError(f"steps.trace = {name!r}: holds no numbers")

@@ -248,3 +248,12 @@ def test_a_bad_spec_names_option_and_choices(spec, words):
 )
 def test_a_spec_may_hold_another_one(spec, name, options):
     assert split_spec(spec) == (name, options)
+
+
+@pytest.mark.parametrize("spec", [c.examples[0] for c in table.CODECS.values()])
+def test_a_single_number_is_a_tensor_too(spec):
+    codec, x, back = table.parse(spec), np.array(1.5, np.float32), np.zeros((), np.float32)
+    payload_B = np.zeros(codec.nbytes((), 4), np.uint8)
+    codec.encode(x, 1, payload_B)
+    codec.decode(payload_B, 1, back)
+    assert abs(float(back) - 1.5) < 2
