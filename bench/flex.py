@@ -294,9 +294,8 @@ def tabulate(report: Report) -> None:
             same = results[0]["cell"]["cost"] in (0, cost)
             text = f"{mean:.0f} +- {spread:.0f}" if reached else "never"
             row[f"time_{cost}"] = f"{text} ({reached}/{len(results)})" if same else ""
-        row["MB"] = (
-            f"{statistics.mean(r['wire_bytes'] for r in results if 'wire_bytes' in r) / 1e6:.2f}"
-        )
+        received = [r["wire_bytes"] / 1e6 for r in results if "wire_bytes" in r]
+        row["MB"] = f"{statistics.mean(received):.2f}" if received else "diverged"
         report.row(**row)
 
 

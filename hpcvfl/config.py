@@ -144,7 +144,7 @@ class Config(Section):
         algorithm, steps, by_clock = self.algorithm, self.steps, self.steps.policy == "wall-clock"
         if algorithm.driver == "rounds":
             if by_clock and steps.timeout_s is None:
-                raise ValueError("steps: policy 'wall-clock' needs one of: timeout_s")
+                raise ValueError("steps.policy = 'wall-clock' needs steps.timeout_s")
             return self
         for wrong, words in (
             (self.labels.holder != "server", "needs labels.holder = 'server'"),

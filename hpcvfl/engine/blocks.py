@@ -30,7 +30,12 @@ EVAL_ROWS = 2000
 
 
 class Block(ABC):
-    """One block of the model on its rank: `module` (head or tower) and how it is trained."""
+    """One block of the model on its rank: `module` (head or tower) and how it is trained.
+
+    objective : what its local steps go down, in a word
+    """
+
+    objective = "the loss"
 
     def __init__(self, block: int, config: Config, shard: Shard, module: nn.Module) -> None:
         """Block number, the config of this block, its data, its module."""
@@ -111,8 +116,8 @@ class Block(ABC):
         value = float(loss.detach())
         if not math.isfinite(value):
             raise NonFiniteError(
-                f"block {self.block}, round {round_index}, local step {step}: the loss is {value};"
-                " a smaller optimizer.lr or a finer codec may help"
+                f"block {self.block}, round {round_index}, local step {step}: {self.objective} is"
+                f" {value}; a smaller optimizer.lr or a finer codec may help"
             )
         self.optimizer.step(loss, f"block {self.block}, round {round_index}")
         for norm in self._norms:
@@ -286,6 +291,8 @@ class Party(Tower):
 
 class PrivateParty(Tower):
     """Trained down the gradient of the loss at its embedding, which the server sends."""
+
+    objective = "the sum of embedding times gradient"
 
     def __init__(self, block: int, config: Config, shard: Shard, module: nn.Module) -> None:
         """See Block."""

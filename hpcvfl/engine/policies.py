@@ -150,13 +150,12 @@ def plan_of(config: Config) -> Plan | None:
 
 def _virtual_plan(config: Config) -> Plan:
     """Rules of the papers' simulations: see StepsConfig.sync; a block of speed tau takes
-    timeout / tau units a step.
+    timeout / tau units a step. A party beside the server has the server's speed.
     """
     steps, num_blocks = config.steps, config.num_parties + 1
     if steps.trace:
-        own_RB = traces.steps_of(traces.read_trace(steps.trace, num_blocks), steps.trace_rule).T
-        speed_RB = own_RB.astype(float)
-        timeout = steps.timeout_units or traces.most_steps(steps.trace_rule)
+        traced_BR = traces.read_trace(steps.trace, num_blocks)
+        speed_RB = traces.steps_of(traced_BR, steps.trace_rule).T.astype(float)
     else:
         if len(steps.speeds) != num_blocks:
             raise ConfigError(
@@ -164,8 +163,11 @@ def _virtual_plan(config: Config) -> Plan:
                 f" {config.num_parties} parties'"
             )
         speed_RB = np.array([steps.speeds])
-        own_RB = np.maximum(1, np.floor(speed_RB)).astype(np.int64)
-        timeout = steps.timeout_units or float(max(steps.speeds))
+    if config.holder_party:
+        speed_RB[:, config.holder_party] = speed_RB[:, 0]
+    fastest = traces.most_steps(steps.trace_rule) if steps.trace else float(speed_RB.max())
+    timeout = steps.timeout_units or fastest
+    own_RB = np.maximum(1, np.floor(speed_RB)).astype(np.int64)
     taken_RB = {
         "none": own_RB,
         "min": np.broadcast_to(own_RB.min(axis=1, keepdims=True), own_RB.shape),

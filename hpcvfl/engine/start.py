@@ -50,6 +50,8 @@ def start(config: Config, transport: Transport) -> tuple[Block, Agreement]:
         own = config.for_block(config.block_of_rank[transport.rank])
         block = build_block(config, config.block_of_rank[transport.rank])
         blocks.append(block)
+        for unused in (own.codec, own.head_codec, own.labels.gradient_codec):
+            table.parse(unused)  # a typing error shows, whether it is used in this run or not
         codec = own.codec if transport.rank else codec_of_server(own)
         return {
             "codec": table.parse(codec).spec,

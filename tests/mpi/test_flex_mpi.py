@@ -85,9 +85,11 @@ def test_t2_t3_a_wall_clock_run_takes_a_step_at_least_and_replays_bit_for_bit(fo
     assert everywhere_equal(ok)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_t3_a_wall_clock_run_replays_bit_for_bit(folder, schedule):
-    over = {"codec": "ef(scalar:bits=2,range=gauss)", "optimizer__schedule": schedule}
+@pytest.mark.parametrize(
+    "more", [{}, {"optimizer__schedule": "cosine"}, PRIVATE], ids=["shared", "cosine", "private"]
+)
+def test_t3_a_wall_clock_run_replays_bit_for_bit(folder, more):
+    over = {"codec": "ef(scalar:bits=2,range=gauss)"} | more
     clocked = {"steps__policy": "wall-clock", "steps__timeout_s": 0.01}
     summary = over_mpi(flex(folder, **clocked, **over))
     scripted = {"steps__policy": "script", "steps__replay": summary["folder"]}
@@ -99,3 +101,12 @@ def test_t3_a_wall_clock_run_replays_bit_for_bit(folder, schedule):
         ok = ok and same_bits(weights(summary), weights(alone))
         ok = ok and steps_of(summary) == steps_of(alone)
     assert everywhere_equal(ok)
+
+
+def test_a_timeout_shorter_than_a_step_means_one_step_and_is_said_once(folder):
+    clocked = {"steps__policy": "wall-clock", "steps__timeout_s": 1e-7}
+    summary = over_mpi(flex(folder, **clocked, algorithm__evaluate_every=1))
+    assert {tau for row in steps_of(summary) for tau in row} == {1}
+    said = [text for text in summary["warnings"] if "steps.timeout_s" in text]
+    assert len(said) == len(set(said)) == WORLD.size
+    assert "block 0: a local step takes longer than steps.timeout_s = 1e-07 s" in said[0]

@@ -82,61 +82,117 @@ def test_every_block_moves_and_learns_with_many_steps_and_few_bits(tmp_path, cod
 
 
 class Recording(Wrapper):
-    """Keeps a copy of all bytes that reach a rank."""
+    """Keeps (verb, kind, bytes) of everything that reaches a rank, by any verb."""
 
     def __init__(self, inner, into):
         super().__init__(inner)
         self.into = into
 
-    def _keep(self, verb, slots):
-        self.into.append((verb, slots.kinds_R, [slots[k].tobytes() for k in range(self.size)]))
+    def _deliver(self, verb, slots, here):
+        """Call a verb; what it changes is kept, and must be in the frames `here`."""
+        before = [slots[k].tobytes() for k in range(self.size)]
+        getattr(self.inner, verb)(*((slots,) if verb == "allgather" else (slots, 0)))
+        for k in range(self.size):
+            if k in here:
+                self.into.append((verb, slots.kinds_R[k], slots[k].tobytes()))
+            else:
+                assert slots[k].tobytes() == before[k], (verb, k)
 
     def gather(self, slots, root=0):
-        before = [slots[k].tobytes() for k in range(self.size)]
-        super().gather(slots, root)
-        if self.rank != root:  # nothing comes to the others
-            assert [slots[k].tobytes() for k in range(self.size)] == before
+        self._deliver("gather", slots, range(self.size) if self.rank == root else ())
 
     def broadcast(self, slots, root=0):
-        super().broadcast(slots, root)
-        self._keep("broadcast", slots)
+        self._deliver("broadcast", slots, range(self.size))
 
     def scatter(self, slots, root=0):
-        before = [slots[k].tobytes() for k in range(self.size)]
-        super().scatter(slots, root)
-        for k in range(self.size):
-            if k != self.rank and self.rank != root:
-                assert slots[k].tobytes() == before[k]
-        self.into.append(("scatter", slots.kinds_R, [slots[self.rank].tobytes()]))
+        self._deliver("scatter", slots, range(self.size) if self.rank == root else (self.rank,))
+
+    def allgather(self, slots):
+        self._deliver("allgather", slots, range(self.size))
+
+    def receive(self, out_B, source=None, kind="MESSAGE"):
+        peer, nbytes = self.inner.receive(out_B, source, kind)
+        self.into.append(("receive", kind, out_B[:nbytes].tobytes()))
+        return peer, nbytes
 
 
-def test_no_label_and_no_head_byte_reaches_a_party(tmp_path):
-    config = tiny(tmp_path, **EXACT, **PRIVATE)
-    received, held = {}, {}
+ENCODINGS = ("<f8", "<f4", "<f2", "<i8", "<i4", "<i2", "u1")
+
+
+def spellings(values):
+    """The bytes of an array in every type that holds its values."""
+    kinds = ENCODINGS if values.dtype.kind == "i" else ENCODINGS[:3]
+    return {values.astype(kind).tobytes() for kind in kinds}
+
+
+def secrets_of(run):
+    """What no party may get: labels of the batch, rows of the head, its embeddings' rows of others
+    than the party itself; by the party that may not (None: no party).
+    """
+    block = run.block
+    out = {(None, text) for text in spellings(block._labels_N.numpy())}
+    for parameter in block.module.parameters():
+        table = parameter.detach().numpy()
+        for row in [table, *(table if table.ndim > 1 else ())]:
+            out |= {(None, text) for text in spellings(row)}
+    for k, embedding in enumerate(block._embeddings(len(block._rows)), 1):
+        out |= {(k, row.tobytes()) for row in embedding.numpy()}
+    return out
+
+
+WAYS = {
+    "server": (PRIVATE, {"grad"}),
+    "holder": ({"labels__holder": "party:2"}, {"grad"}),
+    "vafl": (PRIVATE | {"algorithm__driver": "vafl"}, {"grad"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_label_and_no_head_byte_reaches_a_party(tmp_path, way):
+    over, training_kinds = WAYS[way]
+    config = tiny(tmp_path, **EXACT, **over)
+    received, secrets = {}, set()
 
     def work(transport):
         into = received[transport.rank] = []
-        kept = []
 
         def keep(run, result):
             if transport.rank == 0:
-                kept.append([p.detach().numpy().tobytes() for p in run.block.module.parameters()])
-                kept[-1].append(run.block._labels_N.numpy().tobytes())
+                secrets.update(secrets_of(run))
 
         train(config, Recording(transport, into), after_round=keep)
-        held[transport.rank] = kept
+
+    ranks = len(config.block_of_rank)
+    ThreadsWorld(ranks).run(work)
+    assert len(secrets) > 300
+    for rank in range(1, ranks):
+        party = config.block_of_rank[rank]
+        frames = [text for _, kind, text in received[rank] if kind in training_kinds]
+        assert len(frames) >= 8
+        assert all((len(f) - HEADER_NBYTES) % 16 == 0 for f in frames)  # rows of 4 float32
+        kinds = {kind for _, kind, _ in received[rank]}
+        assert kinds <= training_kinds | {"control", "eval"}, kinds
+        everything = b"|".join(text for _, _, text in received[rank])
+        for owner, secret in secrets:
+            assert owner == party or secret not in everything, (owner, secret.hex())
+
+
+def test_the_search_for_secrets_finds_them_where_labels_are_shared(tmp_path):
+    received, secrets = {}, set()
+
+    def work(transport):
+        into = received[transport.rank] = []
+
+        def keep(run, result):
+            if transport.rank == 0:
+                secrets.update(secrets_of(run))
+
+        train(tiny(tmp_path, **EXACT), Recording(transport, into), after_round=keep)
 
     ThreadsWorld(4).run(work)
-    for rank in (1, 2, 3):
-        frames = [(verb, kinds, data) for verb, kinds, data in received[rank]]
-        assert {verb for verb, _, _ in frames} == {"scatter"}
-        assert len(frames) == 8
-        for _, kinds, (frame,) in frames:
-            assert kinds[rank] == "grad"
-            rows = (len(frame) - HEADER_NBYTES) // 16
-            assert len(frame) == HEADER_NBYTES + 16 * rows  # one (N, 4) float32 and a header
-            for secrets in held[0]:
-                assert all(secret not in frame for secret in secrets)
+    everything = b"|".join(text for _, _, text in received[1])
+    found = {owner for owner, secret in secrets if secret in everything}
+    assert found == {None, 1, 2, 3}  # the head, and everybody's embeddings
 
 
 def test_a_party_holds_neither_labels_nor_head_nor_the_number_of_classes(tmp_path):

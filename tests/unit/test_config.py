@@ -132,7 +132,7 @@ def test_party_overrides_on_the_command_line():
         ),
         (
             ["digits", "--steps.policy", "wall-clock"],
-            "line: steps: policy 'wall-clock' needs one of",
+            "line: steps.policy = 'wall-clock' needs",
         ),
         (["nothing"], r"no such preset \(digits, fashion-mnist, synthetic\)"),
         (["nothing.toml"], "nothing.toml: cannot be read"),

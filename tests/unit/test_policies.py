@@ -129,7 +129,7 @@ def test_a_trace_that_is_no_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ({"policy": "wall-clock"}, "policy 'wall-clock' needs one of: timeout_s"),
+        ({"policy": "wall-clock"}, "steps.policy = 'wall-clock' needs steps.timeout_s"),
         ({"policy": "wall-clock", "timeout_s": 0}, "steps.timeout_s = 0: .*greater than 0"),
         ({"policy": "virtual"}, "needs one of: speeds, trace"),
         (
@@ -148,6 +148,20 @@ def test_bad_fields_are_one_line(steps, words):
     with pytest.raises(ConfigError, match=words) as caught:
         build({"num_parties": 2, "steps": steps})
     assert "\n" not in str(caught.value)
+
+
+def test_a_party_beside_the_server_has_the_servers_speed():
+    beside = {"num_parties": 2, "labels": {"holder": "party:2"}}
+    for steps, due in (
+        ({"speeds": [4, 2, 9]}, (4, 2, 4)),
+        ({"speeds": [4, 2, 1], "sync": "min"}, (2, 2, 2)),
+        ({"trace": "ar1", "trace_rule": "int10"}, None),
+    ):
+        found = plan_of(build({**beside, "steps": {"policy": "virtual", **steps}}))
+        assert found.steps(0)[2] == found.steps(0)[0]
+        assert due is None or found.steps(0) == due
+    units = plan_of(build({**beside, "steps": {"policy": "virtual", "speeds": [4, 2, 1]}})).units
+    assert units(0) == 4
 
 
 def test_speeds_are_one_a_block():
