@@ -6,7 +6,7 @@ python bench/private_labels.py --smoke   one step a round on digits: the same bi
 
 B = 1000, the schedules of bench/fashion_mnist.py, last epoch, test set, paired by seed. Q = 1 with
 4 bits both ways, against the 4-bit cells of that bench; Q = 5 with 2 bits and error feedback both
-ways, against its float32 cells. One JSON file a run under bench/results/private-labels/.
+ways, against its float32 cells and the cell of bench/accuracy_bytes.py with that codec. One JSON file a run under bench/results/private-labels/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from hpcvfl.cli import load_config
 from hpcvfl.config import build, merge, nest
 
 RESULTS = Path(__file__).parent / "results"
-CELLS, SHARED = RESULTS / "private-labels", RESULTS / "fashion-mnist"
+CELLS = RESULTS / "private-labels"
+SHARED = {"ef-scalar2": RESULTS / "accuracy-bytes"}
+"""Where the cells of a codec with shared labels lie, if not with bench/fashion_mnist.py."""
 FED_BACK = "ef(scalar:bits=2,range=gauss,scope=column)"
 CODECS = {"4bit": ("scalar:bits=4", "scalar:bits=4"), "ef2bit": (FED_BACK, FED_BACK)}
 """Name -> codec of the embeddings, codec of the gradients."""
@@ -32,6 +34,7 @@ CODECS = {"4bit": ("scalar:bits=4", "scalar:bits=4"), "ef2bit": (FED_BACK, FED_B
 PLAN = (
     *((Cell("4bit", 1000, 1, seed), "4bit") for seed in (0, 1, 2)),
     (Cell("ef2bit", 1000, 5, 0), "float32"),
+    (Cell("ef2bit", 1000, 5, 0), "ef-scalar2"),
 )
 """(cell with private labels, codec of the shared-label cell beside it)."""
 
@@ -61,9 +64,9 @@ def run_once(cell: Cell) -> dict[str, Any]:
 
 
 def shared(cell: Cell, codec: str) -> dict[str, Any]:
-    """The cell with shared labels, of bench/fashion_mnist.py."""
+    """The cell with shared labels."""
     name = Cell(codec, cell.batch_size, cell.local_steps, cell.seed).name
-    return json.loads((SHARED / f"{name}.json").read_text())  # type: ignore[no-any-return]
+    return json.loads((SHARED.get(codec, RESULTS / "fashion-mnist") / f"{name}.json").read_text())  # type: ignore[no-any-return]
 
 
 def tabulate(report: Report, run: bool) -> None:
