@@ -15,6 +15,7 @@ that does not reach the target is counted as missed, never dropped.
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import sys
@@ -179,10 +180,11 @@ def times_to_target(result: dict[str, Any]) -> dict[int, float | None]:
     return {c: last["round"] * c + last["units"] for c in COSTS}
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
+def run_cell(cell: Cell, most_rounds: int | None) -> dict[str, Any]:
     """Train one cell; what is worth keeping as plain values."""
     started_s = time.perf_counter()
-    config = cell.config()
+    limit = {"algorithm": {"rounds": most_rounds}} if most_rounds else {}
+    config = build(merge(cell.config().model_dump(), limit))
     try:
         summary, lines = run_config(config)
     except NonFiniteError as error:  # the rate is too large
@@ -195,6 +197,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "target": target,
         "rate": cell.rate,
         "rounds": summary["rounds"],
+        "most_rounds": most_rounds,
         "wire_bytes": summary["wire_bytes"],
         "curve": [{field: line[field] for field in kept} for line in lines],
         "seconds": time.perf_counter() - started_s,
@@ -208,13 +211,15 @@ def load(cell: Cell) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def run_once(cell: Cell) -> dict[str, Any]:
-    """The result of a cell, run if it is not there; a file is there in whole or not at all."""
+def run_once(cell: Cell, most_rounds: int | None = None) -> dict[str, Any]:
+    """The result of a cell, run if it is not there, for `most_rounds` at most; a file is there in
+    whole or not at all.
+    """
     found = load(cell)
     if found:
         return found
     print(f"{time.strftime('%H:%M:%S')} {cell.name}", file=sys.stderr, flush=True)
-    result = run_cell(cell)
+    result = run_cell(cell, most_rounds)
     CELLS.mkdir(parents=True, exist_ok=True)
     path = CELLS / f"{cell.name}.json"
     aside = path.with_suffix(".tmp")
@@ -224,17 +229,26 @@ def run_once(cell: Cell) -> dict[str, Any]:
 
 
 def tuned(cell: Cell, run: bool) -> Cell | None:
-    """The cell with the best of RATES; None if tuning is not complete and not to be run."""
+    """The cell with the best of RATES; None if tuning is not complete and not to be run.
+
+    Middling rates are tried first, and none for more rounds than the best so far has taken: time is
+    proportional to rounds, so that it could only be slower.
+    """
     best: tuple[float, float] | None = None
-    for rate in RATES_OF.get(cell.algorithm, RATES):
+    most_rounds = None
+    rates = RATES_OF.get(cell.algorithm, RATES)
+    for rate in sorted(rates, key=lambda r: abs(math.log(r / rates[len(rates) // 2]))):
         cost = 10 if cell.cost else 0
         trial = replace(cell, seed=TUNING_SEED, rate=rate, codec="float32", cost=cost)
-        result = run_once(trial) if run else load(trial)
+        result = run_once(trial, most_rounds) if run else load(trial)
         if result is None:
             return None
         time_10 = times_to_target(result)[10]
-        if time_10 is not None and (best is None or time_10 < best[0]):
+        if time_10 is not None and (best is None or (time_10, rate) < best):
             best = time_10, rate
+            # Of vafl a round of the config is an update of every party.
+            per_round = SETS[cell.speeds]["num_parties"] if cell.algorithm == "vafl" else 1
+            most_rounds = result["rounds"] // per_round
     return replace(cell, rate=best[1]) if best else None
 
 
