@@ -70,6 +70,14 @@ class OptimizerConfig(Section):
     """
     lr: Annotated[float, Field(gt=0, le=1e30, json_schema_extra=LOCAL)] = 0.1
     """Learning rate at round 0."""
+    schedule: Annotated[
+        Literal["constant", "milestones", "cosine", "inverse", "adaptive", "adaptive-sum"],
+        Field(json_schema_extra=LOCAL),
+    ] = "constant"
+    """constant | milestones (times `gamma` at each milestone epoch) | cosine (to 0 at the last
+    round) | inverse (divided by 1 + epochs so far) | adaptive (`lr` is A of Adaptive Flex-VFL: the
+    rate is A / (tau w_bar) of the round before) | adaptive-sum (A / W, the sum of the weights).
+    """
     momentum: Annotated[float, Field(ge=0, lt=1, json_schema_extra=LOCAL)] = 0.0
     """Momentum inside a round (the buffer starts at zero each round)."""
     dampening: Annotated[float, Field(ge=0, lt=1, json_schema_extra=LOCAL)] = 0.0
@@ -93,14 +101,6 @@ class OptimizerConfig(Section):
     keep_state: Annotated[bool, Field(json_schema_extra=LOCAL)] = False
     """Keep the momentum, or the state of a class of torch.optim, from round to round; Flex-VFL's
     theory then does not hold.
-    """
-    schedule: Annotated[
-        Literal["constant", "milestones", "cosine", "inverse", "adaptive", "adaptive-sum"],
-        Field(json_schema_extra=LOCAL),
-    ] = "constant"
-    """constant | milestones (times `gamma` at each milestone epoch) | cosine (to 0 at the last
-    round) | inverse (divided by 1 + epochs so far) | adaptive (`lr` is A of Adaptive Flex-VFL: the
-    rate is A / (tau w_bar) of the round before) | adaptive-sum (A / W, the sum of the weights).
     """
     milestones: Annotated[tuple[int, ...], Field(json_schema_extra=LOCAL)] = ()
     """Epochs at which the rate is multiplied by `gamma`."""
@@ -134,6 +134,8 @@ class OptimizerConfig(Section):
     def _is_no_step_too_far(cls, value: float, info: ValidationInfo) -> float:
         came = info.data
         if not value or came.get("name") != "sgd" or not {"lr", "step_rates"} <= came.keys():
+            return value
+        if came.get("schedule", "").startswith("adaptive"):  # lr is no rate; checked in each round
             return value
         shrink = value + came.get("weight_decay", 0.0)
         rate = came["lr"] * max(came["step_rates"], default=1.0)

@@ -68,7 +68,7 @@ class Block(ABC):
         # have.
         key = seeds.key64(self.config.seed, "torch", round_index, self.block)
         torch.default_generator.manual_seed(key >> 1)
-        self.optimizer.begin_round(lr)
+        self.optimizer.begin_round(lr, f"block {self.block}, round {round_index}")
         self._rows = torch.from_numpy(rows_N)
         if self.shard.train_y is not None:
             self._labels_N = self.shard.train_y[self._rows]

@@ -106,8 +106,8 @@ def note_of_policy(run: Run) -> str:
     policy = run.policy
     if isinstance(policy, WallClockSteps) and policy.too_short:
         return (
-            f"block {run.block.block}: a local step takes longer than steps.timeout_s ="
-            f" {policy.timeout_s:g} s; it takes one a round"
+            f"block {run.block.block}: in most rounds the first local step takes longer than"
+            f" steps.timeout_s = {policy.timeout_s:g} s, and is then the only one"
         )
     return ""
 

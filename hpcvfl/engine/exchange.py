@@ -231,12 +231,7 @@ class Exchange:
         """Payload layout of every rank and the buffer of all frames, for this batch size."""
         if batch_size not in self._layouts:
             layouts_R = [self.stream(r).message(batch_size) for r in range(self.transport.size)]
-            for rank, message in enumerate(layouts_R):
-                if message.count > MAX_VALUES:
-                    raise ConfigError(
-                        f"block {rank}: a message of {message.count} values, at most {MAX_VALUES};"
-                        " choose a smaller data.batch_size or model.embedding_dim"
-                    )
+            check_counts(layouts_R)
             slots = Slots(
                 [HEADER_NBYTES + m.nbytes for m in layouts_R],
                 ["head", *["embed"] * (len(layouts_R) - 1)],
@@ -282,3 +277,13 @@ class Exchange:
             batch_hash=hash_of_rows,
             level=self.stream(rank).level,
         )
+
+
+def check_counts(layouts_R: Sequence[Message]) -> None:
+    """Raise ConfigError for a message of more values than a header counts."""
+    for rank, message in enumerate(layouts_R):
+        if message.count > MAX_VALUES:
+            raise ConfigError(
+                f"rank {rank}: a message of {message.count} values, at most {MAX_VALUES};"
+                " choose a smaller data.batch_size or model.embedding_dim"
+            )

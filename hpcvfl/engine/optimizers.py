@@ -37,15 +37,17 @@ class LocalOptimizer:
         self.covered = not self.why_not
         rule = SgdRule if config.name == "sgd" else TorchRule
         self._rule: SgdRule | TorchRule = rule(config, self._parameters)
-        self.begin_round(config.lr)
+        self._lr = config.lr
+        self._rule.begin_round(config.lr)  # of an adaptive schedule no rate, hence unchecked
 
-    def begin_round(self, lr: float) -> None:
+    def begin_round(self, lr: float, where: str = "") -> None:
         """Forget the state of the last round, unless it is to be kept; this round's rate is `lr`.
 
-        Raises ConfigError if `lr` is too large for the proximal term and the weight decay.
+        Raises ConfigError, which starts with `where`, if `lr` is too large for the proximal term
+        and the weight decay.
         """
         if self._config.name == "sgd":
-            require_no_step_too_far(self._config, lr)
+            require_no_step_too_far(self._config, lr, where)
         self._lr = lr
         self._rule.begin_round(lr)
 
@@ -75,7 +77,7 @@ class LocalOptimizer:
         return weights_of(self._config, self._lr, num_steps)
 
 
-def require_no_step_too_far(config: OptimizerConfig, lr: float) -> None:
+def require_no_step_too_far(config: OptimizerConfig, lr: float, where: str) -> None:
     """Raise ConfigError unless every step of a round at rate `lr` ends short of where the proximal
     term and the weight decay pull to.
     """
@@ -84,9 +86,9 @@ def require_no_step_too_far(config: OptimizerConfig, lr: float) -> None:
     if rate * shrink >= 1:
         field = "proximal" if config.proximal else "weight_decay"
         raise ConfigError(
-            f"optimizer.{field} = {getattr(config, field):g}: the rate of a step of this round is"
-            f" {rate:g}, due is rate * (proximal + weight_decay) < 1, it is {rate * shrink:g};"
-            " lower one of them"
+            f"{where}: optimizer.{field} = {getattr(config, field):g}: the rate of a step of this"
+            f" round is {rate:g}, due is rate * (proximal + weight_decay) < 1, it is"
+            f" {rate * shrink:g}; lower one of them"
         )
 
 

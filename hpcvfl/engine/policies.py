@@ -95,6 +95,7 @@ class WallClockSteps(StepPolicy):
         """Of `timeout_s` seconds a round."""
         super().__init__(slow_factor)
         self.timeout_s, self._deadline = timeout_s, 0.0
+        self._rounds = self._too_short = 0
 
     def begin_round(self, round_index: int) -> None:
         """See StepPolicy."""
@@ -103,12 +104,15 @@ class WallClockSteps(StepPolicy):
 
     def may_start(self, step: int) -> bool:
         """See StepPolicy."""
+        if step == 1:
+            self._rounds += 1
+            self._too_short += time.monotonic() > self._deadline
         return step == 0 or time.monotonic() + self.step_s <= self._deadline
 
     @property
     def too_short(self) -> bool:
-        """Whether not even one step fits into the timeout."""
-        return self.step_s > self.timeout_s
+        """Whether in most rounds so far not even one step fitted into the timeout."""
+        return 2 * self._too_short > self._rounds
 
 
 @dataclass(frozen=True)
@@ -174,10 +178,10 @@ def _virtual_plan(config: Config) -> Plan:
         "max": np.full_like(own_RB, max(1, int(timeout))),
         "one": np.ones_like(own_RB),
     }[steps.sync]
-    if steps.sync == "none":
-        return _table_plan(taken_RB, np.full(len(taken_RB), timeout))
-    # The slowest block is waited for.
-    return _table_plan(taken_RB, (taken_RB * (timeout / speed_RB)).max(axis=1))
+    units_R = (taken_RB * (timeout / speed_RB)).max(axis=1)  # the slowest block is waited for,
+    if steps.sync == "none":  # here too, if one step of it takes longer than the timeout
+        units_R = np.maximum(timeout, units_R)
+    return _table_plan(taken_RB, units_R)
 
 
 def _table_plan(

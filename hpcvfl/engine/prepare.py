@@ -119,7 +119,8 @@ def prepare(
     clock.to("other")
     policy = policy_of(block.config, block.block, plan)
     expected_B = plan.expected if plan else tried_steps(block, policy, batches, transport)
-    steps.expected_B = () if plan else expected_B
+    # Of a plan it is what round 0 takes, but for a replay, which goes on with what its log says.
+    steps.expected_B = expected_B if config.steps.policy in ("wall-clock", "script") else ()
     return Run(
         config, block, swap, transport, meter, messages, clock, batches, path, total, policy, plan,
         expected_B, steps, warnings=outside_theory(block, transport),

@@ -26,7 +26,7 @@ from hpcvfl.codecs.base import Array, Bytes, Message
 from hpcvfl.codecs.frame import HEADER_NBYTES, Header, rows_hash
 from hpcvfl.codecs.stream import Stream
 from hpcvfl.engine.blocks import Block, PrivateParty, Server
-from hpcvfl.engine.exchange import RAW_ITEMSIZE, Agreement, Exchange
+from hpcvfl.engine.exchange import RAW_ITEMSIZE, Agreement, Exchange, check_counts
 from hpcvfl.engine.holder import Holder
 from hpcvfl.errors import ConfigError, NonFiniteError
 from hpcvfl.transport.base import Slots, Transport
@@ -74,6 +74,7 @@ class PrivateExchange(Exchange):
         """Layouts and frames of the way up; the server's own frame is empty."""
         if batch_size not in self._layouts:
             layouts_R = [self._message(rank, batch_size) for rank in range(self.transport.size)]
+            check_counts(layouts_R)
             self._layouts[batch_size] = layouts_R, self._slots(layouts_R[1:], "embed")
             self._scatter_slots[batch_size] = self._slots(
                 [layouts_R[0]] * (self.transport.size - 1), "grad"

@@ -104,7 +104,9 @@ def rate_of(run: Run, block: Block, round_index: int) -> float:
     else:
         tau, rate = run.last.tau, block.optimizer.lr
     w_bar = weights_of(optimizer, rate, tau).w_bar
-    total = prefix_total(optimizer, rate, tau)
+    # Quadratic in tau for some rules, so only where it is used.
+    by_sum = optimizer.schedule == "adaptive-sum"
+    total = prefix_total(optimizer, rate, tau) if by_sum else 0.0
     return adaptive_rate(optimizer.schedule, optimizer.lr, tau, w_bar, total)
 
 

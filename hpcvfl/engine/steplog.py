@@ -44,7 +44,7 @@ class StepLog:
         w_bar_B: Sequence[float],
         seconds_B: Sequence[float],
     ) -> None:
-        """A line by itself: of the last round."""
+        """The line of one round."""
         if self._file:
             line: dict[str, Any] = {
                 "round": round_index,

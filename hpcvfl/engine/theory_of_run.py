@@ -52,6 +52,7 @@ class BlockRounds:
     rate_R              : float64, eta
     w_bar_R, total_R    : float64, largest of the weights and their sum W
     prefix_R            : float64, W^
+    least_weight        : of all rounds; the proof is for none below 0
     alpha, alpha_sum    : largest growth from a round to the next of tau w_bar; from W to W^
     """
 
@@ -61,6 +62,7 @@ class BlockRounds:
     w_bar_R: np.ndarray
     total_R: np.ndarray
     prefix_R: np.ndarray
+    least_weight: float
     alpha: float
     alpha_sum: float
 
@@ -113,10 +115,12 @@ def rounds_of_block(
         now, prefix = of_round(tau, rate)
         alpha = max(alpha, tau * now.w_bar / (tau_before * before.w_bar))
         alpha_sum = max(alpha_sum, prefix / before.total)
-        rows.append((rate, now.w_bar, now.total, prefix))
+        rows.append((rate, now.w_bar, now.total, prefix, min(now.w)))
         tau_before, before = tau, now
-    rate_R, w_bar_R, total_R, prefix_R = np.array(rows).T
-    return BlockRounds(optimizer, tau_R, rate_R, w_bar_R, total_R, prefix_R, alpha, alpha_sum)
+    rate_R, w_bar_R, total_R, prefix_R, least_R = np.array(rows).T
+    return BlockRounds(
+        optimizer, tau_R, rate_R, w_bar_R, total_R, prefix_R, float(least_R.min()), alpha, alpha_sum
+    )
 
 
 def planned(config: Config, rounds_per_epoch: int) -> list[BlockRounds] | None:
@@ -137,11 +141,6 @@ def recorded(config: Config, path: Path, rounds_per_epoch: int) -> list[BlockRou
     """
     tau_RB, told = read_steps(path / "steps.jsonl", config.num_parties + 1)
     expected = told or tuple(tau_RB[0].tolist())
-    optimizers = [config.for_block(k).optimizer for k in range(config.num_parties + 1)]
-    if config.steps.policy == "script" and any(o.schedule in ADAPTIVE for o in optimizers):
-        plan = plan_of(config)  # begins with what the replayed run expected
-        assert plan is not None
-        expected = plan.expected
     return _all_blocks(config, tau_RB, expected, rounds_per_epoch)
 
 

@@ -192,7 +192,7 @@ def _bound(
     return [
         "bound on the mean of |grad_k F|^2, weighted with eta W [derived: Flex-VFL's and C-VFL's"
         " proofs joined]",
-        *_whether_it_holds(blocks, found),
+        *_whether_it_holds(blocks, found, private and bool(terms.error_B.any())),
         *aligned(rows),
         "E_k: mean squared error of a message [measured]; noise, compression: factors of sigma_k^2"
         " and H_k^2 G_k^2 [derived]",
@@ -224,10 +224,21 @@ def _second_term(terms: Terms, measured: Measured | None) -> str:
     return f"{total:.3g} with sigma_k^2 [estimated at the start]"
 
 
-def _whether_it_holds(blocks: Sequence[BlockRounds], found: Smoothness) -> list[str]:
+def _whether_it_holds(
+    blocks: Sequence[BlockRounds], found: Smoothness, lossy_gradients: bool
+) -> list[str]:
+    """lossy_gradients : private labels with messages that lose something; no term counts that."""
     outside = [str(k) for k, b in enumerate(blocks) if why_not(b.optimizer)]
     if outside:
         return [f"It does not hold for this run: block {', '.join(outside)} outside the theory."]
+    if lossy_gradients:
+        return ["It is not proven for this run: with private labels it is for codecs without loss."]
+    negative = [str(k) for k, b in enumerate(blocks) if b.least_weight < 0]
+    if negative:
+        return [
+            f"It is not proven for this run: block {', '.join(negative)} has weights below 0"
+            " (momentum with a proximal term or weight decay)."
+        ]
     worst = max(b.excess(found.limit_of(k))[1] for k, b in enumerate(blocks))
     if worst > ROUNDING:
         return [f"It is not proven for this run: a rate is {worst:.3g} times limit W."]

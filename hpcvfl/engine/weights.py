@@ -38,7 +38,7 @@ from hpcvfl.sections import OptimizerConfig
 class Weights:
     """The weights of one finished round of tau local steps, in float64.
 
-    w     : w^t of eq. (8), t = 0 .. tau - 1
+    w     : w^t of eq. (8), t = 0 .. tau - 1; momentum that meets a pull back may make some negative
     w_bar : the largest of them
     total : W, their sum
     """

@@ -107,6 +107,26 @@ def test_t3_a_recorded_run_replays_bit_for_bit(tmp_path, policy):
     assert taus[0] == taus[1]
 
 
+def test_t3_a_replay_of_a_replay_replays_too(tmp_path):
+    log = tmp_path / "steps.jsonl"
+    rows = [{"round": r, "tau": [5, 1, 3, 2]} for r in range(8)]
+    rows[0]["expected"] = [9, 4, 7, 6]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    over = {"steps__policy": "script", "optimizer__schedule": "adaptive", "optimizer__lr": 0.4}
+    first = run_threads(tiny(tmp_path, steps__replay=str(log), **over))
+    second = run_threads(tiny(tmp_path, steps__replay=first["folder"], **over))
+    assert lines(first, "steps.jsonl")[0]["expected"] == [9, 4, 7, 6]
+    assert same_bits(weights(first), weights(second))
+
+
+def test_a_proximal_term_is_judged_by_the_adaptive_rate_not_by_a(tmp_path):
+    pulled = {"optimizer__schedule": "adaptive", "optimizer__proximal": 0.6}
+    summary = run_threads(tiny(tmp_path, algorithm__local_steps=10, optimizer__lr=2.0, **pulled))
+    assert summary["rounds"] == 8
+    with pytest.raises(ConfigError, match=r"block \d, round 0: optimizer.proximal = 0.6: .*is 2,"):
+        run_threads(tiny(tmp_path, algorithm__local_steps=1, optimizer__lr=2.0, **pulled))
+
+
 def test_a_log_that_is_too_short_ends_the_run_with_a_line(tmp_path):
     first = run_threads(tiny(tmp_path, algorithm__rounds=3))
     with pytest.raises(ConfigError, match=r"steps\.replay: 3 rounds are on record, 8 are due"):
@@ -157,13 +177,13 @@ def test_any_codec_any_steps_any_rate_in_one_config(tmp_path):
         "optimizer__schedule": "adaptive",
         "optimizer__lr": 0.4,
         "algorithm__epochs": 25,
-        "party": {"1": {"optimizer.momentum": 0.9}, "2": {"optimizer.proximal": 0.5}},
+        "party": {"2": {"optimizer.momentum": 0.5}, "3": {"optimizer.proximal": 0.5}},
     }
     summary = run_threads(tiny(tmp_path, **over))
     assert summary["metrics"]["accuracy"] > 0.8
     last = lines(summary, "steps.jsonl")[-1]
     assert last["tau"] == list(SPEEDS)
-    assert last["w_bar"] == pytest.approx([1, 1, 1, 1])
+    assert last["w_bar"] == pytest.approx([1, 1, 1 + 0.5 + 0.25, 1])
 
 
 def test_an_optimizer_outside_the_theory_trains_and_is_told_of(tmp_path):
@@ -212,7 +232,7 @@ def test_e6_unlike_steps_and_optimizers_end_at_the_joint_minimum(tmp_path):
         "algorithm__epochs": 300,
         "algorithm__evaluate_every": 300,
     }
-    mixed = {"1": {"optimizer.momentum": 0.5}, "3": {"optimizer.proximal": 0.2}}
+    mixed = {"2": {"optimizer.momentum": 0.5}, "3": {"optimizer.proximal": 0.2}}
     norms = []
 
     def gradient_of(config):

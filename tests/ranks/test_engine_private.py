@@ -355,3 +355,42 @@ def test_one_party_with_the_server_trains_without_a_message(tmp_path):
     assert summary["metrics"]["accuracy"] > 0.5
     assert "raw / wire            -" in closing_table(summary)
     assert comparison([summary, summary])
+
+
+def state_of(block):
+    """Everything that a look at a block must leave alone."""
+    tensors = [*block.module.state_dict().values(), torch.default_generator.get_state()]
+    return [t.clone() for t in tensors] + [p.grad for p in block.module.parameters()]
+
+
+def equal(a, b):
+    return all(
+        x is y if x is None or y is None else torch.equal(x, y) for x, y in zip(a, b, strict=True)
+    )
+
+
+def test_gradients_and_trial_steps_disturb_neither_random_numbers_nor_statistics(tmp_path):
+    towers = {"1": "support.modules:DropoutTower", "2": "support.modules:BatchNormTower"}
+    config = tiny(
+        tmp_path, model__head="support.modules:DropoutHead", **PRIVATE,
+        party={k: {"model.tower": tower} for k, tower in towers.items()},
+    )  # fmt: skip
+    spent = {}
+
+    def work(transport):
+        run = prepare(config, transport)
+        one_round(run, 0)
+        block = run.block
+        block.begin_round(1, run.batches.rows(1), 0.1)
+        before = state_of(block)
+        spent[transport.rank] = block.trial_step_s(run.batches.rows(1))
+        assert equal(before, state_of(block))
+        if transport.rank == 0:
+            gradients = block.embedding_gradients()
+            assert all(np.abs(g).max() > 0 for g in gradients)
+            assert equal(before, state_of(block))
+            block.step(1, 0)
+            assert not equal(before, state_of(block))
+
+    ThreadsWorld(4).run(work)
+    assert min(spent.values()) > 0

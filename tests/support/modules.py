@@ -61,6 +61,19 @@ class CrashingTower(ExplodingTower):
         return self.out(x.flatten(1))
 
 
+class DropoutHead(nn.Module):
+    """Draws from torch's generator in every training forward, and keeps running statistics."""
+
+    def __init__(self, input_dim, num_classes):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(input_dim)
+        self.drop = nn.Dropout(0.5)
+        self.out = nn.Linear(input_dim, num_classes)
+
+    def forward(self, h):
+        return self.out(self.drop(self.norm(h)))
+
+
 class TransposedHead(nn.Module):
     """A head whose weight lies column by column in memory."""
 

@@ -55,6 +55,14 @@ def test_t4_units_of_a_round_by_the_papers_rules():
     assert [round(t, 2) for t in times] == [24.58, 35.11, 81.93]
 
 
+def test_a_step_that_is_longer_than_the_timeout_is_waited_for_whatever_the_rule():
+    units = {
+        sync: plan(speeds=[10, 0.2, 5], sync=sync, timeout_units=10).units(0)
+        for sync in ("none", "min", "one")
+    }
+    assert units == {"none": 50, "min": 50, "one": 50}  # one step at 0.2 steps in 10 units
+
+
 def test_the_rules_of_the_baselines():
     own = {"speeds": [10, 2, 6], "timeout_units": 10}
     assert plan(**own).steps(3) == (10, 2, 6)
@@ -255,6 +263,16 @@ def test_t2_one_step_is_taken_however_short_the_timeout(monkeypatch):
     policy = WallClockSteps(0.5)
     assert take_round(policy, clock, 2.0) == (1, 2.0)
     assert policy.too_short
+
+
+def test_t2_a_single_slow_step_is_no_timeout_too_short(monkeypatch):
+    clock = Clock(monkeypatch)
+    policy = WallClockSteps(10.0)
+    said = []
+    for step_s in (2.0, 2.0, 30.0, 2.0, 30.0, 30.0, 30.0):
+        take_round(policy, clock, step_s)
+        said.append(policy.too_short)
+    assert said == [False, False, False, False, False, False, True]  # 4 of 7 rounds
 
 
 def test_t2_a_step_that_gets_slower_overruns_by_less_than_itself(monkeypatch):

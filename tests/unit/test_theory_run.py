@@ -275,6 +275,21 @@ def test_private_labels_have_no_third_term(tmp_path):
     config = tiny(tmp_path, labels__holder="server")
     shown = page(config, Path(run_threads(config)["folder"]), 1.0)
     assert "with private labels the gradients are what is compressed" in shown
+    assert "It is not proven for this run: with private labels it is for codecs" in shown
+    exact = {"codec": "none", "labels__gradient_codec": "none", "optimizer__lr": 1e-3}
+    config = tiny(tmp_path, labels__holder="server", **exact)
+    assert "so it holds" in page(config, Path(run_threads(config)["folder"]), 1.0)
+
+
+def test_weights_below_0_are_not_covered(tmp_path):
+    pulled = {"optimizer__momentum": 0.9, "optimizer__proximal": 1.0, "optimizer__lr": 0.1}
+    config = tiny(tmp_path, algorithm__local_steps=20, **pulled)
+    path = Path(run_threads(config)["folder"])
+    shown = page(config, path, 1e-4)
+    assert "block 0, 1, 2, 3 has weights below 0" in shown
+    assert "so it holds" not in shown
+    config = tiny(tmp_path, algorithm__local_steps=5, **pulled)
+    assert "so it holds" in page(config, Path(run_threads(config)["folder"]), 1e-4)
 
 
 def test_wall_clock_says_that_its_steps_are_unknown_and_takes_them_from_a_run(tmp_path, done):
