@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcvfl.benchmarks.common import Report, machine
+from hpcvfl.benchmarks.common import Report, kept, machine
 from hpcvfl.benchmarks.training import run_config
 from hpcvfl.cli import load_config
 from hpcvfl.config import Config, build, merge, nest
@@ -203,7 +203,7 @@ def run_cell(cell: Cell, most_rounds: int | None) -> dict[str, Any]:
         summary, lines = run_config(config)
     except NonFiniteError as error:  # the rate is too large
         return {"cell": asdict(cell), "reached": False, "curve": [], "failed": str(error)}
-    kept = ("round", "units", "test_accuracy", "wire_bytes", "train_loss")
+    fields = ("round", "units", "test_accuracy", "wire_bytes", "train_loss")
     target = config.algorithm.target_accuracy
     return {
         "cell": asdict(cell),
@@ -213,7 +213,7 @@ def run_cell(cell: Cell, most_rounds: int | None) -> dict[str, Any]:
         "rounds": summary["rounds"],
         "most_rounds": most_rounds,
         "wire_bytes": summary["wire_bytes"],
-        "curve": [{field: line[field] for field in kept} for line in lines],
+        "curve": [{field: line[field] for field in fields} for line in lines],
         "seconds": time.perf_counter() - started_s,
         "machine": machine(),
     }
@@ -229,17 +229,7 @@ def run_once(cell: Cell, most_rounds: int | None = None) -> dict[str, Any]:
     """The result of a cell, run if it is not there, for `most_rounds` at most; a file is there in
     whole or not at all.
     """
-    found = load(cell)
-    if found:
-        return found
-    print(f"{time.strftime('%H:%M:%S')} {cell.name}", file=sys.stderr, flush=True)
-    result = run_cell(cell, most_rounds)
-    CELLS.mkdir(parents=True, exist_ok=True)
-    path = CELLS / f"{cell.name}.json"
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(result, indent=1) + "\n")
-    aside.replace(path)
-    return result
+    return kept(CELLS / f"{cell.name}.json", lambda: run_cell(cell, most_rounds))
 
 
 def tried(cell: Cell, run: bool) -> dict[float, float] | None:

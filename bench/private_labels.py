@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcvfl.benchmarks.common import Report, machine
+from hpcvfl.benchmarks.common import Report, kept, machine
 from hpcvfl.benchmarks.training import Cell, run_config
 from hpcvfl.cli import load_config
 from hpcvfl.config import build, merge, nest
@@ -42,26 +42,24 @@ PLAN = (
 
 def run_once(cell: Cell) -> dict[str, Any]:
     """The result of a cell, run if it is not there."""
-    path = CELLS / f"{cell.name}.json"
-    if path.exists():
-        return json.loads(path.read_text())  # type: ignore[no-any-return]
-    print(f"{time.strftime('%H:%M:%S')} {cell.name}", file=sys.stderr, flush=True)
+    return kept(CELLS / f"{cell.name}.json", partial(run_cell, cell))
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """Train one cell; what is worth keeping."""
     embeddings, gradients = CODECS[cell.codec]
     over = {"labels.holder": "server", "labels.gradient_codec": gradients}
     config = cell.config({cell.codec: (embeddings, "scalar:bits=8")})
     summary, lines = run_config(build(merge(config.model_dump(), nest(over))))
-    kept = ("round", "test_accuracy", "test_loss", "wire_bytes", "squared_error")
-    result = {
+    fields = ("round", "test_accuracy", "test_loss", "wire_bytes", "squared_error")
+    return {
         "cell": cell.name,
         "accuracy": summary["metrics"]["accuracy"],
         "wire_bytes": summary["wire_bytes"],
         "wire_bytes_by": summary["wire_bytes_by"]["train"],
-        "curve": [{field: line[field] for field in kept} for line in lines],
+        "curve": [{field: line[field] for field in fields} for line in lines],
         "machine": machine(),
     }
-    CELLS.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return result
 
 
 def shared(cell: Cell, codec: str) -> dict[str, Any]:

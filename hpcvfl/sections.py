@@ -173,6 +173,10 @@ class AlgorithmConfig(Section):
     """Stop at the first evaluation that reaches this accuracy; None: never early."""
     evaluate_every: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 1
     """Epochs between two evaluations; the last epoch is always evaluated."""
+    evaluate_rounds: Annotated[int | None, Field(ge=1, json_schema_extra=SHARED)] = None
+    """Rounds between two evaluations (vafl: this many times num_parties updates of the server);
+    None: by evaluate_every.
+    """
 
 
 class StepsConfig(Section):

@@ -255,6 +255,21 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
+def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result in the JSON file `path`; made, and written in whole or not at all, if it is not
+    there. What is made is named on stderr.
+    """
+    if path.exists():
+        return json.loads(path.read_text())
+    print(f"{time.strftime('%H:%M:%S')} {path.stem}", file=sys.stderr, flush=True)
+    result = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps(result, indent=1) + "\n")
+    aside.replace(path)
+    return result
+
+
 def run_script(main: Callable[[Sequence[str]], int]) -> None:
     """Body of a script in bench/: run `main` on the arguments and exit with its code.
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcvfl.benchmarks.common import Report, machine
+from hpcvfl.benchmarks.common import Report, kept, machine
 from hpcvfl.cli import load_config
 from hpcvfl.codecs import table as codec_table
 from hpcvfl.codecs.frame import HEADER_NBYTES
@@ -90,7 +90,7 @@ def run_cell(cell: Cell, codecs: CodecTable) -> dict[str, Any]:
     started_s = time.perf_counter()
     config = cell.config(codecs)
     summary, lines = run_config(config)
-    kept = (
+    fields = (
         *("epoch", "round", "train_loss", "test_accuracy", "wire_bytes", "raw_bytes"),
         *("squared_error", "bits_per_value"),
     )
@@ -109,7 +109,7 @@ def run_cell(cell: Cell, codecs: CodecTable) -> dict[str, Any]:
         "raw_bytes": summary["raw_bytes"],
         "wire_bytes_by": summary["wire_bytes_by"]["train"],
         "seconds": time.perf_counter() - started_s,
-        "curve": [{field: line[field] for field in kept} for line in lines],
+        "curve": [{field: line[field] for field in fields} for line in lines],
         "machine": machine(),
     }
 
@@ -119,16 +119,9 @@ def run_missing(cells: Iterable[Cell], codecs: CodecTable, folder: Path, only: s
 
     A file is there in whole or not at all.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for cell in cells:
-        path = folder / f"{cell.name}.json"
-        if path.exists() or not re.search(only, cell.name):
-            continue
-        print(f"{time.strftime('%H:%M:%S')} {cell.name}", file=sys.stderr, flush=True)
-        result = run_cell(cell, codecs)
-        aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(result, indent=1) + "\n")
-        aside.replace(path)
+        if re.search(only, cell.name):
+            kept(folder / f"{cell.name}.json", partial(run_cell, cell, codecs))
 
 
 def check_bytes(report: Report, embeddings: str, head: str) -> None:

@@ -12,15 +12,16 @@ from hpcvfl.engine.agree import exchange
 from hpcvfl.engine.evaluate import evaluate
 from hpcvfl.engine.observer import Observer
 from hpcvfl.engine.policies import WallClockSteps
-from hpcvfl.engine.prepare import Run
+from hpcvfl.engine.prepare import Run, served_in_turn
 
 
 def evaluation_is_due(run: Run) -> bool:
-    """After every `evaluate_every` epochs, and after the last round."""
-    if run.rounds == run.total_rounds:
-        return True
-    epochs, rest = divmod(run.rounds, run.rounds_per_epoch)
-    return rest == 0 and epochs % run.config.algorithm.evaluate_every == 0
+    """After every `evaluate_every` epochs or `evaluate_rounds` rounds, and after the last round."""
+    algorithm = run.config.algorithm
+    between = algorithm.evaluate_every * run.rounds_per_epoch
+    if algorithm.evaluate_rounds:
+        between = algorithm.evaluate_rounds * served_in_turn(run.config)
+    return run.rounds == run.total_rounds or run.rounds % between == 0
 
 
 def evaluate_and_tell(run: Run, shown: Observer) -> bool:

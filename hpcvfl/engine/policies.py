@@ -86,9 +86,9 @@ class OneStep(StepPolicy):
 class WallClockSteps(StepPolicy):
     """As many steps as end within a timeout, one at least (Flex-VFL, Algorithm 1).
 
-    The clock is monotonic and starts when the snapshot has arrived. A step starts only if it should
-    end in time, by the mean time of the steps so far: so the timeout is overrun by a part of a step
-    at most, unless one step takes longer than all of it.
+    The clock is monotonic and starts when the snapshot has arrived and is decoded. A step starts
+    only if it should end in time, by the mean time of the steps so far: so the timeout is overrun
+    by a part of a step at most, unless one step takes longer than all of it.
     """
 
     def __init__(self, timeout_s: float, slow_factor: float = 1.0) -> None:

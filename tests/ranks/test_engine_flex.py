@@ -1,6 +1,7 @@
 """Flex-VFL in one process: unlike numbers of steps, rates that follow them, logs that replay."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,24 @@ def test_p1_the_order_in_which_blocks_run_changes_no_bit(tmp_path, order):
         weights(run_threads(tiny(tmp_path, **over))),
         weights(run_threads(tiny(tmp_path, **over), order=order)),
     )
+
+
+def test_p3_random_numbers_of_a_round_depend_on_seed_round_and_block_alone(tmp_path):
+    drawn = {}
+
+    def work(transport, seed, order):
+        run = prepare(tiny(tmp_path, seed=seed), transport)
+        for r in order:
+            run.block.begin_round(r, run.batches.rows(r), 0.1)
+            torch.rand(r)  # whatever a round draws, the next does not notice
+            run.block.begin_round(r, run.batches.rows(r), 0.1)
+            drawn.setdefault((seed, r, transport.rank), set()).add(float(torch.rand(1)))
+
+    for seed, order in ((0, (0, 1, 2)), (0, (2, 0)), (7, (1, 2))):
+        ThreadsWorld(4).run(partial(work, seed=seed, order=order))
+    values = [value for found in drawn.values() for value in found]
+    assert {len(found) for found in drawn.values()} == {1}
+    assert len(drawn) == 3 * 4 + 2 * 4 == len(set(values))
 
 
 def test_p2_steps_leave_all_other_blocks_alone(tmp_path):
