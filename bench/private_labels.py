@@ -6,7 +6,8 @@ python bench/private_labels.py --smoke   one step a round on digits: the same bi
 
 B = 1000, the schedules of bench/fashion_mnist.py, last epoch, test set, paired by seed. Q = 1 with
 4 bits both ways, against the 4-bit cells of that bench; Q = 5 with 2 bits and error feedback both
-ways, against its float32 cells and the cell of bench/accuracy_bytes.py with that codec. One JSON file a run under bench/results/private-labels/.
+ways, against its float32 cells and the cell of bench/accuracy_bytes.py with that codec. One JSON
+file a run under bench/results/private-labels/.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from hpcvfl.engine.round import RoundResult
 from hpcvfl.engine.start import start
 from hpcvfl.engine.steplog import StepLog
 from hpcvfl.engine.vafl_exchange import VaflExchange
+from hpcvfl.engine.watch import Process, this_process
 from hpcvfl.errors import ConfigError
 from hpcvfl.ledger import Meter
 from hpcvfl.transport.base import Transport
@@ -54,6 +55,7 @@ class Run:
     rounds: int = 0
     warnings: list[str] = field(default_factory=list)
     diverged: set[int] = field(default_factory=set)  # blocks of which that was said
+    processes: Sequence[Process] = ()  # of all ranks
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -123,6 +125,7 @@ def prepare(
     return Run(
         config, block, swap, transport, meter, messages, clock, batches, path, total, policy, plan,
         expected_B, steps, warnings=outside_theory(block, transport),
+        processes=[Process(*told) for told in exchange(transport, this_process(block.block))],
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,9 @@ from hpcvfl.engine.rates import ADAPTIVE, adaptive_rate, learning_rate
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
 from hpcvfl.engine.summary import summarise
+from hpcvfl.engine.watch import Heart, explained
 from hpcvfl.engine.weights import prefix_total, weights_of
+from hpcvfl.errors import TransportTimeout
 from hpcvfl.transport.base import Transport
 
 
@@ -45,17 +46,24 @@ def train(
     shown.begin(run.total_rounds, run.path)
     for text in run.warnings:
         shown.warning(text)
+    heart = Heart(run.path, transport, run.clock, run.processes[transport.rank])
+    well = False
     try:
         drive = vafl.drive if config.algorithm.driver == "vafl" else drive_rounds
         drive(run, shown, after_round)
-        return finish(run)
+        summary = finish(run)
+        well = True
+        return summary
     except Exception as error:
+        if isinstance(error, TransportTimeout):
+            error = explained(error, run.path, heart, run.processes)
         # Beside the books of the rounds that went well, for who finds the folder in the morning.
         with suppress(OSError):
             text = f"{type(error).__name__}: {error}\n"
             (run.path / f"error.rank{transport.rank}.txt").write_text(text, encoding="utf-8")
-        raise
+        raise error
     finally:
+        heart.stop(well)
         with suppress(OSError):  # closed in `finish`; here an earlier error is on its way
             close_books(run)
         shown.end()
@@ -124,7 +132,6 @@ def finish(run: Run) -> dict[str, Any]:
     told = exchange(
         run.transport,
         {
-            "host": platform.node(),
             "seconds": run.clock.seconds,
             "total_s": run.clock.elapsed(),
             "bytes": run.meter.table(),
