@@ -73,6 +73,11 @@ def drive_rounds(
     run: Run, shown: Observer, after_round: Callable[[Run, RoundResult], None] | None
 ) -> None:
     """Round after round, until the last or until the target is reached."""
+    if run.ahead:
+        run.meter.phase = "train"
+        run.ahead.begin(0, 0, 0.0, 0.0)
+        run.ahead.end(0)
+        run.messages.note(0, run.exchange.headers_by_block())
     for round_index in range(run.total_rounds):
         last = one_round(run, round_index)
         shown.round(last.loss)
@@ -87,11 +92,15 @@ def one_round(run: Run, round_index: int) -> RoundResult:
     rates = [rate_of(run, block, round_index) for block in run.block.blocks]
     run.meter.phase = "train"
     result = run.last = run_round(
-        round_index, run.block, run.exchange, run.batches, run.policy, rates, run.last, run.clock
-    )
+        round_index, run.block, run.exchange, run.batches, run.policy, rates, run.last, run.clock,
+        run.ahead,
+    )  # fmt: skip
     run.meter.end_round(round_index)
-    run.messages.note(round_index, run.exchange.headers_by_block())
-    run.steps.note(round_index, run.exchange.headers_by_block())
+    run.recent.append((round_index, last_steps(run)))
+    came = round_index + bool(run.ahead)  # the round of which frames have come last
+    if came < run.total_rounds:
+        run.messages.note(came, run.exchange.headers_by_block())
+        run.steps.note(round_index, run.exchange.headers_by_block())
     if run.plan and run.plan.units:
         run.units += run.plan.units(round_index)
     run.transport.timeout_s = run.config.transport.timeout_s
@@ -135,13 +144,14 @@ def finish(run: Run) -> dict[str, Any]:
             "seconds": run.clock.seconds,
             "total_s": run.clock.elapsed(),
             "bytes": run.meter.table(),
-            "last": last_steps(run),
+            "recent": list(run.recent),
         },
     )
     with folder.writing(run.path):
-        if run.rounds:
-            _, *columns = zip(*sorted(line for t in told for line in t["last"]), strict=True)
-            run.steps.write(run.rounds - 1, *columns)
+        for parts in zip(*(t["recent"] for t in told), strict=True):
+            blocks = sorted(line for _, lines in parts for line in lines)
+            _, *columns = zip(*blocks, strict=True)
+            run.steps.write_if_due(parts[0][0], *columns)
         close_books(run)
     summary = summarise(run, told)
     if rank == 0:
@@ -152,7 +162,7 @@ def finish(run: Run) -> dict[str, Any]:
 
 
 def last_steps(run: Run) -> list[tuple[int, int, float, float]]:
-    """(block, tau, w_bar, seconds) of the last round, for each block of this rank."""
+    """(block, tau, w_bar, seconds) of the round just over, for each block of this rank."""
     tau, seconds = run.last.tau, run.last.seconds
     return [
         (b.block, tau, b.optimizer.weights(tau).w_bar if tau else 0.0, seconds)
