@@ -48,6 +48,10 @@ class PhaseClock:
             self._events.append((self._phase, self._since - self._origin, spent))
         self._phase, self._since = phase, now
 
+    def now(self) -> tuple[str, float]:
+        """(running phase, seconds since it began); of another thread, perhaps a moment old."""
+        return self._phase, time.perf_counter() - self._since
+
     def elapsed(self) -> float:
         """Seconds since the clock was made."""
         return time.perf_counter() - self._origin

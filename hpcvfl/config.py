@@ -145,10 +145,16 @@ class Config(Section):
         if algorithm.driver == "rounds":
             if by_clock and steps.timeout_s is None:
                 raise ValueError("steps.policy = 'wall-clock' needs steps.timeout_s")
+            if algorithm.pipeline and self.private_labels:
+                raise ValueError(
+                    "algorithm.pipeline = 1 needs labels.holder = 'all': a private gradient is of"
+                    " the embedding that was sent, and of no other"
+                )
             return self
         for wrong, words in (
             (self.labels.holder != "server", "needs labels.holder = 'server'"),
             (algorithm.local_steps != 1, "takes one step a message; leave local_steps at 1"),
+            (algorithm.pipeline, "waits for nobody; leave algorithm.pipeline at 0"),
             (steps.policy == "script" or steps.trace, "needs steps.policy fixed, wall-clock or"
              " virtual with steps.speeds"),
             (steps.sync != "none", "waits for nobody; leave steps.sync at none"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 
 class HpcvflError(Exception):
     """Base of all errors meant for the user; `cli.py` prints its text as one line, without a
@@ -50,9 +52,22 @@ class TransportError(HpcvflError):
 class TransportTimeout(TransportError):
     """A wait that ran out: names who did not post, the message kind, the round and the seconds
     waited.
+
+    missing : ranks that did not post, as far as is known
+    due     : rank -> (kind, bytes) of what was awaited from it, where that is known
     """
 
     exit_code = 6
+
+    def __init__(
+        self,
+        text: str,
+        missing: Sequence[int] = (),
+        due: Mapping[int, tuple[str, int]] | None = None,
+    ) -> None:
+        """One line of text, and what it says as values."""
+        super().__init__(text)
+        self.missing, self.due = tuple(missing), dict(due or {})
 
 
 class NonFiniteError(HpcvflError):

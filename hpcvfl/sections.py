@@ -161,6 +161,10 @@ class AlgorithmConfig(Section):
     """
     local_steps: Annotated[int, Field(ge=1, lt=2**31, json_schema_extra=SHARED)] = 1
     """Q, local steps of every block between two exchanges (C-VFL)."""
+    pipeline: Annotated[Literal[0, 1], Field(json_schema_extra=SHARED)] = 0
+    """1: exchange the next round's frames while this round's local steps run, so that a network's
+    delay is hidden; the snapshot of each round is then one round staler (engine/ahead.py).
+    """
     epochs: Annotated[int, Field(ge=1, json_schema_extra=SHARED)] = 10
     """Passes over the training rows; with vafl a number of updates of the server: epochs * (rounds
     an epoch) * num_parties.

@@ -64,18 +64,27 @@ class Block(ABC):
         rates : one for each of `blocks`
         """
         (lr,) = rates
-        # Keyed by round, not carried over: a resumed run draws what an uninterrupted one would
-        # have.
-        key = seeds.key64(self.config.seed, "torch", round_index, self.block)
-        torch.default_generator.manual_seed(key >> 1)
+        self._seed_torch(round_index)
         self.optimizer.begin_round(lr, f"block {self.block}, round {round_index}")
         self._rows = torch.from_numpy(rows_N)
         if self.shard.train_y is not None:
             self._labels_N = self.shard.train_y[self._rows]
 
+    def _seed_torch(self, round_index: int) -> None:
+        # Keyed by round, not carried over: a resumed run draws what an uninterrupted one would
+        # have.
+        key = seeds.key64(self.config.seed, "torch", round_index, self.block)
+        torch.default_generator.manual_seed(key >> 1)
+
     @abstractmethod
     def message(self) -> list[Array]:
         """The tensors of this round's message, as arrays that are valid until the next call."""
+
+    @abstractmethod
+    def message_ahead(self, round_index: int, rows_N: Array) -> list[Array]:
+        """The message of a later round, from the parameters as they are; the round that has begun
+        goes on undisturbed. Valid until the next call.
+        """
 
     def score(self) -> Array | None:
         """How much each column of the message matters; None where no codec asks or nobody knows.
@@ -168,6 +177,10 @@ class Server(Block):
             self._parameters = arrays(self.module.parameters())
         return self._parameters
 
+    def message_ahead(self, round_index: int, rows_N: Array) -> list[Array]:
+        """See Block; they are of no round."""
+        return self.message()
+
     def _make_targets(self, batch_size: int) -> list[list[Array] | None]:
         return [None, *([e.numpy()] for e in self._embeddings(batch_size))]
 
@@ -216,18 +229,35 @@ class Tower(Block):
         self._own_NP: torch.Tensor | None = None
         self._wants_score = table.parse(config.codec).wants_score
 
+    def begin_round(self, round_index: int, rows_N: Array, *rates: float) -> None:
+        """See Block."""
+        super().begin_round(round_index, rows_N, *rates)
+        self._x = self._train_x()[self._rows]
+
+    def message_ahead(self, round_index: int, rows_N: Array) -> list[Array]:
+        """See Block; random numbers are those of that round, statistics do not move."""
+        state = torch.default_generator.get_state()
+        self._seed_torch(round_index)
+        for norm in self._norms:
+            norm.track_running_stats = False
+        with torch.no_grad():
+            self._ahead_NP = self._embed(self._train_x()[torch.from_numpy(rows_N)]).contiguous()
+        for norm in self._norms:
+            norm.track_running_stats = True
+        torch.default_generator.set_state(state)
+        return [self._ahead_NP.numpy()]
+
     def message(self) -> list[Array]:
         """The embedding h_k of the batch; its graph is kept for local step 0."""
-        self._x = self._train_x()[self._rows]
         self._own_NP = self._embed(self._x)
         return [self._own_NP.detach().contiguous().numpy()]
 
     def _own(self, step: int) -> torch.Tensor:
-        """h_k as a function of the tower as it is at a local step."""
-        own_NP = self._own_NP if step == 0 else self._embed(self._x)
-        self._own_NP = None
-        assert own_NP is not None
-        return own_NP
+        """h_k as a function of the tower as it is at a local step; at step 0 that of the message,
+        unless that was sent a round ahead.
+        """
+        kept_NP, self._own_NP = self._own_NP, None
+        return self._embed(self._x) if kept_NP is None else kept_NP
 
     def _trial_input(self, rows_N: Array) -> torch.Tensor:
         return self._train_x()[torch.from_numpy(rows_N)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from hpcvfl.config import Config
 from hpcvfl.data import Batches
 from hpcvfl.engine import folder
 from hpcvfl.engine.agree import each, exchange, require_equal, together
+from hpcvfl.engine.ahead import Ahead
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Agreement, Exchange
 from hpcvfl.engine.messages import MessageLog
@@ -23,6 +25,7 @@ from hpcvfl.engine.round import RoundResult
 from hpcvfl.engine.start import start
 from hpcvfl.engine.steplog import StepLog
 from hpcvfl.engine.vafl_exchange import VaflExchange
+from hpcvfl.engine.watch import Process, this_process
 from hpcvfl.errors import ConfigError
 from hpcvfl.ledger import Meter
 from hpcvfl.transport.base import Transport
@@ -54,6 +57,10 @@ class Run:
     rounds: int = 0
     warnings: list[str] = field(default_factory=list)
     diverged: set[int] = field(default_factory=set)  # blocks of which that was said
+    processes: Sequence[Process] = ()  # of all ranks
+    ahead: Ahead | None = None
+    # (round, lines of the own blocks) of the rounds that no header may have told of yet
+    recent: deque[tuple[int, list[Any]]] = field(default_factory=lambda: deque(maxlen=2))
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -121,9 +128,12 @@ def prepare(
     expected_B = plan.expected if plan else tried_steps(block, policy, batches, transport)
     # Of a plan it is what round 0 takes, but for a replay, which goes on with what its log says.
     steps.expected_B = expected_B if config.steps.policy in ("wall-clock", "script") else ()
+    ahead = Ahead(block, swap, batches, total, clock) if config.algorithm.pipeline else None
     return Run(
         config, block, swap, transport, meter, messages, clock, batches, path, total, policy, plan,
         expected_B, steps, warnings=outside_theory(block, transport),
+        processes=[Process(*told) for told in exchange(transport, this_process(block.block))],
+        ahead=ahead,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from hpcvfl.clock import PhaseClock
 from hpcvfl.data import Batches
+from hpcvfl.engine.ahead import Ahead
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
 from hpcvfl.engine.policies import StepPolicy
@@ -46,24 +47,30 @@ def run_round(
     rates: Sequence[float],
     last: RoundResult,
     clock: PhaseClock,
+    ahead: Ahead | None = None,
 ) -> RoundResult:
     """Run one round of `block` at the rates of `block.blocks`; `last` is the result of the previous
     round, told to the others.
+
+    ahead : where frames travel a round ahead (ahead.py); those of this round are then here
     """
     worked_s = clock.computing_s()
-    transport = exchange.transport
-    transport.round_index = round_index
+    exchange.transport.round_index = round_index
 
     clock.to("forward")
     rows_N = batches.rows(round_index)
     block.begin_round(round_index, rows_N, *rates)
-    message = block.message()
+    if ahead:
+        ahead.begin(round_index + 1, last.tau, last.w_bar, last.seconds)
+    else:
+        message = block.message()
 
-    clock.to("encode")
-    exchange.encode(round_index, rows_N, message, block.score(), last.tau, last.w_bar, last.seconds)
+        clock.to("encode")
+        told = (last.tau, last.w_bar, last.seconds)
+        exchange.encode(round_index, rows_N, message, block.score(), *told)
 
-    clock.to("wire")
-    exchange.deliver(round_index, rows_N, block, clock)
+        clock.to("wire")
+        exchange.deliver(round_index, rows_N, block, clock)
 
     clock.to("local steps")
     policy.begin_round(round_index)
@@ -73,6 +80,8 @@ def run_round(
         loss = value if tau == 0 else loss
         policy.end_step()
         tau += 1
+    if ahead:
+        ahead.end(round_index + 1)
     clock.to("other")
     seconds = clock.computing_s() - worked_s
     return RoundResult(tau, loss, seconds, block.optimizer.weights(tau).w_bar)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,9 @@ from hpcvfl.engine.rates import ADAPTIVE, adaptive_rate, learning_rate
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
 from hpcvfl.engine.summary import summarise
+from hpcvfl.engine.watch import Heart, explained
 from hpcvfl.engine.weights import prefix_total, weights_of
+from hpcvfl.errors import TransportTimeout
 from hpcvfl.transport.base import Transport
 
 
@@ -45,17 +46,24 @@ def train(
     shown.begin(run.total_rounds, run.path)
     for text in run.warnings:
         shown.warning(text)
+    heart = Heart(run.path, transport, run.clock, run.processes[transport.rank])
+    well = False
     try:
         drive = vafl.drive if config.algorithm.driver == "vafl" else drive_rounds
         drive(run, shown, after_round)
-        return finish(run)
+        summary = finish(run)
+        well = True
+        return summary
     except Exception as error:
+        if isinstance(error, TransportTimeout):
+            error = explained(error, run.path, heart, run.processes)
         # Beside the books of the rounds that went well, for who finds the folder in the morning.
         with suppress(OSError):
             text = f"{type(error).__name__}: {error}\n"
             (run.path / f"error.rank{transport.rank}.txt").write_text(text, encoding="utf-8")
-        raise
+        raise error
     finally:
+        heart.stop(well)
         with suppress(OSError):  # closed in `finish`; here an earlier error is on its way
             close_books(run)
         shown.end()
@@ -65,6 +73,11 @@ def drive_rounds(
     run: Run, shown: Observer, after_round: Callable[[Run, RoundResult], None] | None
 ) -> None:
     """Round after round, until the last or until the target is reached."""
+    if run.ahead:
+        run.meter.phase = "train"
+        run.ahead.begin(0, 0, 0.0, 0.0)
+        run.ahead.end(0)
+        run.messages.note(0, run.exchange.headers_by_block())
     for round_index in range(run.total_rounds):
         last = one_round(run, round_index)
         shown.round(last.loss)
@@ -79,11 +92,15 @@ def one_round(run: Run, round_index: int) -> RoundResult:
     rates = [rate_of(run, block, round_index) for block in run.block.blocks]
     run.meter.phase = "train"
     result = run.last = run_round(
-        round_index, run.block, run.exchange, run.batches, run.policy, rates, run.last, run.clock
-    )
+        round_index, run.block, run.exchange, run.batches, run.policy, rates, run.last, run.clock,
+        run.ahead,
+    )  # fmt: skip
     run.meter.end_round(round_index)
-    run.messages.note(round_index, run.exchange.headers_by_block())
-    run.steps.note(round_index, run.exchange.headers_by_block())
+    run.recent.append((round_index, last_steps(run)))
+    came = round_index + bool(run.ahead)  # the round of which frames have come last
+    if came < run.total_rounds:
+        run.messages.note(came, run.exchange.headers_by_block())
+        run.steps.note(round_index, run.exchange.headers_by_block())
     if run.plan and run.plan.units:
         run.units += run.plan.units(round_index)
     run.transport.timeout_s = run.config.transport.timeout_s
@@ -126,17 +143,17 @@ def finish(run: Run) -> dict[str, Any]:
     told = exchange(
         run.transport,
         {
-            "host": platform.node(),
             "seconds": run.clock.seconds,
             "total_s": run.clock.elapsed(),
             "bytes": run.meter.table(),
-            "last": last_steps(run),
+            "recent": list(run.recent),
         },
     )
     with folder.writing(run.path):
-        if run.rounds:
-            _, *columns = zip(*sorted(line for t in told for line in t["last"]), strict=True)
-            run.steps.write(run.rounds - 1, *columns)
+        for parts in zip(*(t["recent"] for t in told), strict=True):
+            blocks = sorted(line for _, lines in parts for line in lines)
+            _, *columns = zip(*blocks, strict=True)
+            run.steps.write_if_due(parts[0][0], *columns)
         close_books(run)
     summary = summarise(run, told)
     if rank == 0:
@@ -147,7 +164,7 @@ def finish(run: Run) -> dict[str, Any]:
 
 
 def last_steps(run: Run) -> list[tuple[int, int, float, float]]:
-    """(block, tau, w_bar, seconds) of the last round, for each block of this rank."""
+    """(block, tau, w_bar, seconds) of the round just over, for each block of this rank."""
     tau, seconds = run.last.tau, run.last.seconds
     return [
         (b.block, tau, b.optimizer.weights(tau).w_bar if tau else 0.0, seconds)

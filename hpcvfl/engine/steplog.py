@@ -24,6 +24,7 @@ class StepLog:
     def __init__(self, path: Path | None) -> None:
         """With `path` (rank 0) lines are written; without, nothing happens."""
         self.expected_B: Sequence[int] = ()
+        self._next_round = 0
         self._file: TextIO | None = path.open("w", encoding="utf-8") if path else None
 
     def note(self, round_index: int, headers_B: Sequence[Header | None]) -> None:
@@ -45,6 +46,7 @@ class StepLog:
         seconds_B: Sequence[float],
     ) -> None:
         """The line of one round."""
+        self._next_round = round_index + 1
         if self._file:
             line: dict[str, Any] = {
                 "round": round_index,
@@ -55,6 +57,17 @@ class StepLog:
             if self.expected_B and round_index == 0:
                 line["expected"] = list(self.expected_B)
             self._file.write(json.dumps(line) + "\n")
+
+    def write_if_due(
+        self,
+        round_index: int,
+        tau_B: Sequence[int],
+        w_bar_B: Sequence[float],
+        seconds_B: Sequence[float],
+    ) -> None:
+        """The line of one of the last rounds, unless headers have told of it already."""
+        if round_index == self._next_round:
+            self.write(round_index, tau_B, w_bar_B, seconds_B)
 
     def served(
         self, update: int, party: int, message: int, seconds: float, units: float | None

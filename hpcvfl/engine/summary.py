@@ -48,7 +48,7 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
         "pattern": config.transport.pattern,
         "threads": config.threads,
         "config_digest": digest(config),
-        "hosts": [t["host"] for t in told],
+        "hosts": [process.host for process in run.processes],
         "versions": versions(),
     }
 

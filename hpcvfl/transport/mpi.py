@@ -277,10 +277,15 @@ class MpiTransport(Transport):
                 return
             said = self._roll.call(mine)
             peers = self._others() if awaited is None else awaited
-            names = verdict(mine, said, peers, collective=awaited is None)
+            missing, names = verdict(mine, said, peers, collective=awaited is None)
+            due = {}
+            if slots is not None and what in ("gather", "allgather"):
+                due = {k: (slots.kinds_R[k], slots.sizes_R[k]) for k in missing}
             raise TransportTimeout(
                 f"rank {self.rank}, round {self.round_index}: {text}: {names};"
-                f" waited {seconds:.1f} s (timeout_s = {self.timeout_s:g})"
+                f" waited {seconds:.1f} s (timeout_s = {self.timeout_s:g})",
+                missing,
+                due,
             )
 
         try:

@@ -99,8 +99,8 @@ class RollCall:
 
 def verdict(
     mine: Whereabouts, said: dict[int, Whereabouts], awaited: list[int], collective: bool
-) -> str:
-    """In words: which of the awaited ranks did not post, and where the others are.
+) -> tuple[list[int], str]:
+    """Which of the awaited ranks did not post; in words, with where the others are.
 
     A rank that waits in this collective or in a later one has posted. A send or receive that still
     waits has an other end that did not. Where a rank is silent, those that are behind wait for it
@@ -108,6 +108,12 @@ def verdict(
     """
     silent = [k for k in awaited if k not in said]
     behind = [k for k in awaited if k in said and not (collective and said[k].calls >= mine.calls)]
+    return silent or behind, _in_words(said, awaited, silent, behind)
+
+
+def _in_words(
+    said: dict[int, Whereabouts], awaited: list[int], silent: list[int], behind: list[int]
+) -> str:
     if silent:
         why = "did not post (no answer to the roll call: stopped, gone or computing)"
         parts = [f"rank {k} {why}" for k in silent]

@@ -36,8 +36,10 @@ PRIVATE = {"labels__holder": "server", "labels__gradient_codec": "ef(scalar:bits
         VIRTUAL | {"steps__sync": "min", "codec": "ef(scalar:bits=2,range=gauss)"},
         VIRTUAL | PRIVATE,
         PRIVATE | {"codec": "best:bits=2"},
+        {"algorithm__pipeline": 1, "model__tower": "support.modules:DropoutTower"},
+        VIRTUAL | {"algorithm__pipeline": 1, "codec": "ef(scalar:bits=2,range=gauss)"},
     ],
-    ids=["trace", "adaptive", "sync-min", "private-trace", "private-best"],
+    ids=["trace", "adaptive", "sync-min", "private-trace", "private-best", "ahead", "ahead-trace"],
 )
 def test_x1_mpi_equals_one_process_bit_for_bit(folder, over):
     config = flex(folder, algorithm__local_steps=2, **over)

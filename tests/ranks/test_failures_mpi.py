@@ -1,6 +1,8 @@
 """Failures under mpiexec, as a user meets them: named, non-zero, all processes gone in time."""
 
+import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -136,11 +138,32 @@ def test_a_stopped_rank_is_named_in_time_and_all_end(tmp_path):
         named = [x for x in said(log.read_text()) if "did not post" in x]
         assert named
         assert "rank 2" in named[0]
+        whose = [x for line in named for x in line.split("; ") if x.startswith("party 2")]
+        assert len(whose) == len(named)
+        for words in whose:
+            assert words.startswith(f"party 2 (rank 2, host {platform.node()}, pid {pids[2]})")
+            assert ", in round " in words or "(last in round " in words
+        assert any(" bytes of embed due, " in words for words in whose)
     finally:
         for pid in pids.values():
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
         job.kill()
+
+
+def test_a_signal_makes_a_rank_write_its_stacks_and_go_on(tmp_path):
+    log = tmp_path / "log"
+    job, pids = running_job(tmp_path, log)
+    try:
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert json.loads((folder / "heartbeat.rank3.json").read_text())["pid"] == pids[3]
+        stacks = folder / "stack.rank3.txt"
+        os.kill(pids[3], signal.SIGUSR2)
+        wait_for(lambda: "in drive_rounds" in stacks.read_text(), 5)
+        assert all(alive(pid) for pid in pids.values())
+    finally:
+        job.terminate()
+        job.wait(timeout=10)
 
 
 @pytest.mark.parametrize("victim", [0, 3])

@@ -112,24 +112,28 @@ def test_a_text_too_long_for_a_note_is_cut() -> None:
 def test_the_verdict_names_the_silent_and_those_behind_and_no_other() -> None:
     mine = Whereabouts(5, "round 2, broadcast")
     said = {1: Whereabouts(5, "round 2, broadcast"), 2: Whereabouts(4, "round 2, gather")}
-    words = verdict(mine, said, [1, 2, 3], collective=True)
+    missing, words = verdict(mine, said, [1, 2, 3], collective=True)
+    assert missing == [3]
     assert "rank 1 " not in words
     assert "rank 3 did not post (no answer" in words
     assert "rank 2 waits in round 2, gather" in words
-    words = verdict(mine, said, [1, 2], collective=True)
+    missing, words = verdict(mine, said, [1, 2], collective=True)
+    assert missing == [2]
     assert words == "rank 2 did not post (it waits in round 2, gather)"
 
 
 def test_the_verdict_on_a_message_names_its_other_end() -> None:
     mine = Whereabouts(5, "round 2, receive of X from rank 1")
     said = {1: Whereabouts(9, "round 3, barrier")}
-    words = verdict(mine, said, [1], collective=False)
+    missing, words = verdict(mine, said, [1], collective=False)
+    assert missing == [1]
     assert words == "rank 1 did not post (it waits in round 3, barrier)"
 
 
 def test_when_all_have_posted_the_verdict_says_so() -> None:
     mine = Whereabouts(5, "round 2, broadcast")
-    words = verdict(mine, {1: mine}, [1], collective=True)
+    missing, words = verdict(mine, {1: mine}, [1], collective=True)
+    assert missing == []
     assert words.startswith("all have posted")
     assert "rank 1 in round 2, broadcast" in words
 

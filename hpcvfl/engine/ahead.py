@@ -1,0 +1,85 @@
+"""One round ahead: the next round's frames travel while this round's local steps run.
+
+    before round 0   the exchange of round 0, as ever
+    in round r       1 encode the message of round r + 1 from the parameters as they are
+                     2 move the frames, in a thread of its own, while the local steps of round r run
+                     3 when both are done, decode: the snapshot of round r + 1
+
+So the snapshot of a round is one round staler than without, and local step 0 needs a forward of its
+own: the parameters have moved since its embedding was sent. A rank computes while it waits, and
+makes no MPI call of its own meanwhile. On the threads transport, where ranks take turns, frames
+move before the steps: the bits are the same.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from hpcvfl.clock import PhaseClock
+from hpcvfl.data import Batches
+from hpcvfl.engine.blocks import Block
+from hpcvfl.engine.exchange import Exchange
+
+
+class Ahead:
+    """The exchange of the next round on one rank."""
+
+    def __init__(
+        self,
+        block: Block,
+        exchange: Exchange,
+        batches: Batches,
+        total_rounds: int,
+        clock: PhaseClock,
+    ) -> None:
+        """Nothing moves before `begin`."""
+        self._block, self._exchange, self._batches = block, exchange, batches
+        self._total_rounds, self._clock = total_rounds, clock
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def begin(self, round_index: int, tau: int, w_bar: float, seconds: float) -> None:
+        """Encode the message of round `round_index` and let the frames go; nothing after the last.
+
+        tau, w_bar, seconds : of the last round that is over, told to the others
+        """
+        if round_index >= self._total_rounds:
+            return
+        block, exchange = self._block, self._exchange
+        exchange.transport.round_index = round_index
+        self._clock.to("forward")
+        rows_N = self._batches.rows(round_index)
+        message = block.message_ahead(round_index, rows_N)
+        self._clock.to("encode")
+        exchange.encode(round_index, rows_N, message, block.score(), tau, w_bar, seconds)
+        if exchange.transport.name == "threads":
+            self._clock.to("wire")
+            exchange.swap(len(rows_N))
+            return
+        # A daemon: after an error in the local steps it must not keep the rank from ending.
+        self._thread = threading.Thread(target=self._move, args=(len(rows_N),), daemon=True)
+        self._thread.start()
+
+    def end(self, round_index: int) -> bool:
+        """Wait for the frames of `begin` and decode them; whether there were any.
+
+        Raises what moving them raised.
+        """
+        if round_index >= self._total_rounds:
+            return False
+        if self._thread:
+            self._clock.to("wire")
+            self._thread.join()
+            self._thread = None
+        if self._failure:
+            raise self._failure
+        self._clock.to("decode")
+        rows_N = self._batches.rows(round_index)
+        self._exchange.decode(round_index, rows_N, self._block.targets(len(rows_N)))
+        return True
+
+    def _move(self, batch_size: int) -> None:
+        try:
+            self._exchange.swap(batch_size)
+        except BaseException as error:  # raised again where the frames are waited for
+            self._failure = error
