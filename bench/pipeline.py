@@ -1,0 +1,126 @@
+"""What does exchanging one round ahead buy on a slow network, and what does it cost in accuracy?
+
+python bench/pipeline.py           run what is missing, then table and verdicts
+python bench/pipeline.py --smoke   a few rounds of digits, no speed is judged
+
+fashion-mnist, B = 1000, Q = 1, 4 bits, five ranks under mpiexec, a round trip of 50 ms that is
+really slept (transport.latency_ms): the plain loop against algorithm.pipeline = 1, in turn, REPEATS
+times. Of the plain run c is what the slowest party computes in a round and L the rest; (L + c) /
+max(L, c) is the most that an overlap can give. Accuracy: the schedule of bench/fashion_mnist.py in
+one process, three seeds, against its plain 4-bit cells.
+
+One JSON file a run under bench/results/pipeline/; time it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpcvfl.benchmarks.common import Report, kept, machine
+from hpcvfl.benchmarks.training import Cell, run_config
+from hpcvfl.config import build, merge, nest
+from hpcvfl.engine.folder import read_metrics, read_summary
+from hpcvfl.engine.summary import busy_s
+from hpcvfl.transport.launcher import mpiexec_path
+
+RESULTS = Path(__file__).parent / "results"
+CELLS, PLAIN = RESULTS / "pipeline", RESULTS / "fashion-mnist"
+REPEATS, ROUNDS, WARM_ROUNDS, LATENCY_MS = 3, 80, 20, 50
+SEEDS = (0, 1, 2)
+CODECS = {"4bit": ("scalar:bits=4", "scalar:bits=8")}
+
+
+def timed(preset: str, ahead: int, rounds: int, warm: int) -> dict[str, Any]:
+    """Seconds a round of one run under mpiexec after its first `warm` rounds, and its parts."""
+    words = [mpiexec_path() or "mpiexec", "-n", "5", sys.executable, "-m", "mpi4py", "-m", "hpcvfl"]
+    words += ["train", preset, "--algorithm.pipeline", str(ahead), "--algorithm.epochs", "100"]
+    words += ["--algorithm.rounds", str(rounds), "--algorithm.evaluate-rounds", str(warm)]
+    words += ["--data.batch-size", "1000", "--algorithm.local-steps", "1"]
+    words += ["--codec", "scalar:bits=4", "--transport.latency-ms", str(LATENCY_MS)]
+    words += ["--run.no-plots", "--run.no-progress"]
+    with tempfile.TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            [*words, "--run.folder", scratch], capture_output=True, text=True, timeout=600,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}: {done.stderr[-2000:]}")
+        (run,) = Path(scratch).iterdir()
+        lines, summary = read_metrics(run), read_summary(run)
+    first, last = lines[0], lines[-1]
+    computed_s = busy_s(summary["seconds"]["slowest_party"]) / last["round"]
+    a_round = (last["seconds"] - first["seconds"]) / (last["round"] - first["round"])
+    return {"seconds_a_round": a_round, "computed_s": computed_s, "machine": machine()}
+
+
+def accuracy(seed: int) -> dict[str, Any]:
+    """Of a whole run one round ahead, in one process."""
+    over = {"algorithm.pipeline": 1}
+    config = Cell("4bit", 1000, 1, seed).config(CODECS)
+    summary, _ = run_config(build(merge(config.model_dump(), nest(over))))
+    return {"accuracy": summary["metrics"]["accuracy"], "machine": machine()}
+
+
+def measure(report: Report) -> None:
+    """Speed first, then accuracy."""
+    runs: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    for repeat in range(REPEATS):
+        for ahead, found in runs.items():
+            run = partial(timed, "fashion-mnist", ahead, ROUNDS, WARM_ROUNDS)
+            found.append(kept(CELLS / f"speed-{'ahead' if ahead else 'plain'}-{repeat}.json", run))
+    plain, ahead = (statistics.median(r["seconds_a_round"] for r in runs[k]) for k in (0, 1))
+    computed = statistics.median(r["computed_s"] for r in runs[0])
+    delay = plain - computed
+    most = (delay + computed) / max(delay, computed)
+    report.row(
+        ms_plain=1e3 * plain,
+        ms_ahead=1e3 * ahead,
+        c_ms=1e3 * computed,
+        L_ms=1e3 * delay,
+        most=most,
+        rounds_per_second=plain / ahead,
+    )
+    report.target("rounds a second, ahead / plain", plain / ahead, 1.4, "x")
+    report.target("of what an overlap can give", plain / ahead / most, 0.85, "x")
+    lost = []
+    for seed in SEEDS:
+        mine = kept(CELLS / f"accuracy-ahead-s{seed}.json", partial(accuracy, seed))["accuracy"]
+        path = PLAIN / f"{Cell('4bit', 1000, 1, seed).name}.json"
+        beside = json.loads(path.read_text())["accuracy"]
+        lost.append(100 * (beside - mine))
+        report.row(seed=seed, plain=f"{100 * beside:.2f}", ahead=f"{100 * mine:.2f}")
+    report.row(seed="points lost", plain=f"{statistics.mean(lost):.2f} +- {error_of(lost):.2f}")
+
+
+def error_of(values: list[float]) -> float:
+    """Standard error of the mean."""
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+def smoke(report: Report) -> None:
+    """Both loops run and are timed."""
+    for ahead in (0, 1):
+        found = timed("digits", ahead, 4, 2)
+        report.row(ahead=ahead, ms_a_round=1e3 * found["seconds_a_round"])
+        slept_ms = 1e3 * found["seconds_a_round"]
+        name = f"delay that was slept, pipeline = {ahead}"
+        report.target(name, slept_ms, LATENCY_MS, "ms", any_size=True)
+
+
+def main(argv: list[str]) -> int:
+    """Run what is missing, then report."""
+    report = Report("pipeline", argv)
+    report.command = " ".join(["python bench/pipeline.py", *argv])
+    (smoke if report.smoke else measure)(report)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
