@@ -1,4 +1,4 @@
-"""python bench/wan -n 5 --latency-ms 20 -- train digits"""  # noqa: D400
+"""python bench/wan -n 5 --latency-ms 20 -- train digits"""
 
 import sys
 from pathlib import Path

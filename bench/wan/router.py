@@ -39,6 +39,7 @@ class Router:
 
     def __init__(self, spaces: Sequence[Space], hub: Hub) -> None:
         self.hub, self.traffic, self.late = hub, Traffic(len(spaces)), Late()
+        self._begun_s = time.monotonic()
         self._tuns = [space.tun_fd for space in spaces]
         self._rank_of = {tun: rank for rank, tun in enumerate(self._tuns)}
 
@@ -75,6 +76,8 @@ class Router:
             "pairs": self.traffic.rows(),
             "ignored": self.traffic.ignored,
             "dropped": self.hub.dropped,
+            "cpu_s": time.process_time(),
+            "wall_s": time.monotonic() - self._begun_s,
             "late_mean_ms": 1e3 * late.total_s / max(1, late.packets),
             "late_worst_ms": 1e3 * late.worst_s,
         }

@@ -19,6 +19,7 @@ from typing import IO, Any
 import hpcvfl
 from hpcvfl.errors import ConfigError, HpcvflError
 from hpcvfl.transport.launcher import mpiexec_path
+
 from wan.router import Router, hurry
 from wan.shaping import QUEUE_BYTES, Hub
 from wan.spaces import DEVICE, MTU, Space, make_spaces
@@ -140,6 +141,11 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **own, **VARIABLES, **variables}
 
 
+def own_command(words: Sequence[str]) -> list[str]:
+    """A rank's command line of `hpcvfl WORDS`."""
+    return [sys.executable, "-m", "mpi4py", "-m", "hpcvfl", *words]
+
+
 def say(seen: Mapping[str, Any]) -> str:
     """What the router saw, in a few lines."""
     lines = [
@@ -169,8 +175,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(list(argv))
     if args.latency_ms < 0 or (args.mbit_s is not None and args.mbit_s <= 0) or args.mtu < 576:
         parser.error("due is --latency-ms >= 0, --mbit-s > 0 and --mtu >= 576")
-    own = [sys.executable, "-m", "mpi4py", "-m", "hpcvfl"]
-    args.command = args.words if args.exec else [*own, *args.words]
+    args.command = args.words if args.exec else own_command(args.words)
     return args
 
 
