@@ -39,7 +39,7 @@ class Router:
 
     def __init__(self, spaces: Sequence[Space], hub: Hub) -> None:
         self.hub, self.traffic, self.late = hub, Traffic(len(spaces)), Late()
-        self._begun_s = time.monotonic()
+        self._begun_s, self._begun_cpu_s = time.monotonic(), time.process_time()
         self._tuns = [space.tun_fd for space in spaces]
         self._rank_of = {tun: rank for rank, tun in enumerate(self._tuns)}
 
@@ -76,7 +76,7 @@ class Router:
             "pairs": self.traffic.rows(),
             "ignored": self.traffic.ignored,
             "dropped": self.hub.dropped,
-            "cpu_s": time.process_time(),
+            "cpu_s": time.process_time() - self._begun_cpu_s,
             "wall_s": time.monotonic() - self._begun_s,
             "late_mean_ms": 1e3 * late.total_s / max(1, late.packets),
             "late_worst_ms": 1e3 * late.worst_s,

@@ -135,8 +135,11 @@ def running(
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of the ranks: this one with the package importable, one thread a rank, TCP over wan0."""
-    paths = [str(Path(hpcvfl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    """Of the ranks: this one with the package and this folder importable, one thread a rank, TCP
+    over wan0.
+    """
+    folders = (Path(hpcvfl.__file__).parents[1], Path(__file__).parents[1])
+    paths = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     return {**os.environ, **own, **VARIABLES, **variables}
 
