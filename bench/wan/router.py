@@ -1,8 +1,7 @@
 """The loop between the devices: take packets in, count them, let them out when their time comes.
 
 One thread, asleep in `select` whenever nothing is due. Packets come one a system call; what a
-packet costs and what the loop can take is measured by `python bench/wan --limits`
-(bench/results/wan.md).
+packet costs and what the loop can take is measured by bench/wan_checks.py (bench/results/wan.md).
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import math
 import os
 import select
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +26,9 @@ REALTIME_PRIORITY = 5
 
 @dataclass
 class Late:
-    """How long packets lay here beyond their time."""
+    """How long the first packet of each turn of the loop lay here beyond its time."""
 
-    packets: int = 0
+    turns: int = 0
     total_s: float = 0.0
     worst_s: float = 0.0
 
@@ -78,7 +77,7 @@ class Router:
             "dropped": self.hub.dropped,
             "cpu_s": time.process_time() - self._begun_cpu_s,
             "wall_s": time.monotonic() - self._begun_s,
-            "late_mean_ms": 1e3 * late.total_s / max(1, late.packets),
+            "late_mean_ms": 1e3 * late.total_s / max(1, late.turns),
             "late_worst_ms": 1e3 * late.worst_s,
         }
 
@@ -98,20 +97,26 @@ class Router:
             hub.accept(time.monotonic(), rank, parsed.dest, packet)
 
     def _note(self, late_s: float) -> None:
-        self.late.packets += 1
+        self.late.turns += 1
         self.late.total_s += late_s
         self.late.worst_s = max(self.late.worst_s, late_s)
 
 
-def hurry() -> bool:
-    """Let this process run before ordinary ones as soon as a packet is due; whether it may.
+@contextmanager
+def hurrying() -> Iterator[bool]:
+    """Run this process before ordinary ones as soon as a packet is due; yields whether it may.
 
     Ranks that wait yield in a loop, and there may be more of them than cores: without this a packet
     lies here until the scheduler gets round to it. Children do not inherit it.
     """
+    before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
-        parameters = os.sched_param(REALTIME_PRIORITY)
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, parameters)
+        priority = os.sched_param(REALTIME_PRIORITY)
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, priority)
     except OSError:
-        return False
-    return True
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setscheduler(0, before, parameters)

@@ -20,7 +20,7 @@ import hpcvfl
 from hpcvfl.errors import ConfigError, HpcvflError
 from hpcvfl.transport.launcher import mpiexec_path
 
-from wan.router import Router, hurry
+from wan.router import Router, hurrying
 from wan.shaping import QUEUE_BYTES, Hub
 from wan.spaces import DEVICE, MTU, Space, make_spaces
 
@@ -84,8 +84,7 @@ def emulate(
     spaces = make_spaces(num_ranks, wan.mtu)
     try:
         router = Router(spaces, wan.hub(num_ranks))
-        realtime = hurry()
-        with doors(spaces) as folder:
+        with hurrying() as realtime, doors(spaces) as folder:
             words = [mpiexec, "-n", str(num_ranks), str(ENTER), folder, *command]
             with running(words, output, environment(variables or {})) as (process, ended_fd):
                 router.run(ended_fd, timeout_s)

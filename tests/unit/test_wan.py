@@ -1,12 +1,16 @@
 """What the emulated network does to packets, with a clock that the test moves."""
 
+import os
 import struct
+import subprocess
+import sys
 
 import pytest
 
 from hpcvfl.errors import ConfigError
 
 from wan.packets import Traffic, address, parse
+from wan.router import hurrying
 from wan.shaping import Hub, Line
 from wan.spaces import make_spaces, missing
 
@@ -173,3 +177,13 @@ def test_without_root_the_network_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match=r"^wan: needs root, to make network namespaces; [^\n]*$"):
         make_spaces(2)
+
+
+def test_the_router_gives_the_realtime_class_back_and_children_never_have_it():
+    before = os.sched_getscheduler(0)
+    ask = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"]
+    with hurrying() as allowed:
+        inside = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+        child = subprocess.run(ask, capture_output=True, text=True, check=True)
+    assert inside == (os.SCHED_RR if allowed else before)
+    assert int(child.stdout) == before == os.sched_getscheduler(0)
