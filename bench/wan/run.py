@@ -184,7 +184,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """The command line; the exit status is that of mpiexec."""
     args = parse(argv)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         seen = emulate(Wan(args.latency_ms, args.mbit_s, args.mtu), args.n, args.command)
     except HpcvflError as error:
@@ -192,6 +192,8 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(say(seen), file=sys.stderr)
     if args.json:
         Path(args.json).write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")

@@ -11,6 +11,8 @@ from hpcvfl.errors import ConfigError
 
 from wan.packets import Traffic, address, parse
 from wan.router import hurrying
+from wan.run import Wan, main
+from wan.run import parse as parse_words
 from wan.shaping import Hub, Line
 from wan.spaces import make_spaces, missing
 
@@ -187,3 +189,26 @@ def test_the_router_gives_the_realtime_class_back_and_children_never_have_it():
         child = subprocess.run(ask, capture_output=True, text=True, check=True)
     assert inside == (os.SCHED_RR if allowed else before)
     assert int(child.stdout) == before == os.sched_getscheduler(0)
+
+
+def test_the_command_line_says_in_one_line_what_is_missing_and_starts_nothing(monkeypatch, capsys):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert main(["-n", "2", "--", "train", "digits"]) == ConfigError.exit_code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("hpcvfl: wan: needs root")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--latency-ms", "-1"], ["--mbit-s", "0"], ["--mtu", "100"]])
+def test_a_network_that_cannot_be_is_refused_before_it_is_made(words, capsys):
+    with pytest.raises(SystemExit) as refused:
+        parse_words(["-n", "2", *words, "--", "doctor"])
+    assert refused.value.code == 2
+    assert "--latency-ms >= 0" in capsys.readouterr().err
+
+
+def test_the_hub_of_a_network_has_half_the_round_trip_each_way_and_bytes_for_bits():
+    hub = Wan(latency_ms=20, mbit_s=8).hub(2)
+    hub.accept(0.0, 0, 1, bytes(1000))
+    assert arrivals(hub, 1) == [(pytest.approx(0.001 + 0.01 + 0.001), 1, bytes(1000))]
