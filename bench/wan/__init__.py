@@ -1,0 +1,1 @@
+"""A wide-area network on one machine: what README.md in this folder describes."""
