@@ -146,7 +146,11 @@ class Config(Section):
             if by_clock and steps.timeout_s is None:
                 raise ValueError("steps: policy 'wall-clock' needs one of: timeout_s")
             return self
+        run = self.run
+        keeps = run.resume != "never" or run.checkpoint_rounds or run.max_seconds or run.requeue
         for wrong, words in (
+            (keeps, "writes no checkpoints; leave run.resume, run.checkpoint_rounds,"
+             " run.max_seconds and run.requeue out"),
             (self.labels.holder != "server", "needs labels.holder = 'server'"),
             (algorithm.local_steps != 1, "takes one step a message; leave local_steps at 1"),
             (steps.policy == "script" or steps.trace, "needs steps.policy fixed, wall-clock or"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from hpcvfl.books import open_book, settle
 from hpcvfl.codecs.frame import Header
 
 
@@ -21,10 +22,12 @@ class StepLog:
     Of an asynchronous run (vafl.py), where every block takes one step an update: lines of `served`.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """With `path` (rank 0) lines are written; without, nothing happens."""
+    def __init__(self, path: Path | None, kept_nbytes: int = 0) -> None:
+        """With `path` (rank 0) lines are written, after its first `kept_nbytes` bytes; without,
+        nothing happens.
+        """
         self.expected_B: Sequence[int] = ()
-        self._file: TextIO | None = path.open("w", encoding="utf-8") if path else None
+        self._file: TextIO | None = open_book(path, kept_nbytes) if path else None
 
     def note(self, round_index: int, headers_B: Sequence[Header | None]) -> None:
         """The headers of round `round_index` tell of the round before."""
@@ -68,6 +71,10 @@ class StepLog:
             line = {"update": update, "party": party, "message": message}
             clocks = {"seconds": round(seconds, 6)} | ({} if units is None else {"units": units})
             self._file.write(json.dumps(line | clocks) + "\n")
+
+    def settle(self) -> int:
+        """Bring the lines to the disk; their bytes."""
+        return settle(self._file) if self._file else 0
 
     def close(self) -> None:
         """Flush and close the file, if there is one."""
