@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
-from support.runs import run_threads, same_bits, weights
+import pytest
+from support.runs import same_bits, weights
+
+from hpcvfl.engine.run import train
+from hpcvfl.transport.threads import ThreadsWorld
 
 UNTIMED = ("metrics.jsonl", "messages.jsonl", "steps.jsonl")
 """Books of rank 0; all but the seconds in them must be the same."""
@@ -21,6 +25,12 @@ def cut_at(rounds, rank=0):
             raise Cut
 
     return after_round
+
+
+def resumed(config, folder="auto"):
+    """The same run, to go on with what is there."""
+    run = config.run.model_copy(update={"resume": str(folder)})
+    return config.model_copy(update={"run": run})
 
 
 def books(folder):
@@ -47,11 +57,8 @@ def same_run(a, b):
 
 
 def interrupted(config, rounds, rank=0, order=None):
-    """Run until the cut; the run folder."""
-    before = set(Path(config.run.folder).glob("*"))
-    try:
-        run_threads(config, order, cut_at(rounds, rank))
-    except Cut:
-        (made,) = set(Path(config.run.folder).glob("*")) - before or before
-        return made
-    raise AssertionError(f"the run was over before round {rounds}")
+    """Run until the cut; the newest run folder."""
+    world = ThreadsWorld(len(config.block_of_rank), order=order)
+    with pytest.raises(Cut):
+        world.run(lambda t: train(config, t, after_round=cut_at(rounds, rank)))
+    return max(Path(config.run.folder).glob(f"{config.name}-*"))
