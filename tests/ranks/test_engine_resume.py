@@ -31,7 +31,9 @@ RUNS = {
         "steps__policy": "virtual",
         "steps__trace": "ar1",
         "optimizer__schedule": "adaptive-sum",
-        "optimizer__momentum": 0.5,
+        "optimizer__lr": 0.5,
+        "optimizer__momentum": 0.9,
+        "optimizer__proximal": 0.3,  # beside momentum, makes the next rate depend on the last one
     },
     "cosine": {"optimizer__schedule": "cosine"},
     "batch norm": {"model__tower": "support.modules:BatchNormTower"},
