@@ -81,12 +81,14 @@ def prepare(
     begun_s: float | None = None,
     shown: Observer | None = None,
     chosen: Chosen | None = None,
+    meter: Meter | None = None,
 ) -> Run:
     """Handshake, run folder, everything that the first round needs.
 
     chosen : the run to go on with, as it was after its last checkpoint; None: a fresh one
+    meter  : has booked what moved so far; None: nothing did
     """
-    clock, meter = PhaseClock(begun_s), Meter()
+    clock, meter = PhaseClock(begun_s), meter or Meter()
     transport.timeout_s = config.transport.first_timeout_s
     if config.transport.latency_ms or config.transport.bandwidth_gbps:
         transport = Delayed(transport, config.transport.latency_ms, config.transport.bandwidth_gbps)

@@ -27,7 +27,9 @@ from hpcvfl.engine.start import start
 from hpcvfl.engine.summary import summarise
 from hpcvfl.engine.weights import prefix_total, weights_of
 from hpcvfl.errors import Preempted
+from hpcvfl.ledger import Meter
 from hpcvfl.transport.base import Transport
+from hpcvfl.transport.metered import Metered
 
 
 def train(
@@ -50,11 +52,12 @@ def train(
     asked       : whether a signal asked this process to stop
     """
     shown: Observer = progress if progress and transport.rank == 0 else Silent()
-    chosen = choose(config, transport)
+    meter = Meter()
+    chosen = choose(config, Metered(transport, meter))
     if chosen and chosen.summary:
         shown.preparing(f"{chosen.path} has finished, nothing is left to do")
         return chosen.summary
-    run = prepare(config, transport, begun_s, shown, chosen)
+    run = prepare(config, transport, begun_s, shown, chosen, meter)
     shown.begin(run.total_rounds, run.path, run.rounds)
     for text in run.warnings:
         shown.warning(text)
