@@ -27,6 +27,8 @@ USAGE = """usage: hpcvfl VERB ...
   train CONFIG [--section.field value ..]   CONFIG: a preset (digits, fashion-mnist, synthetic),
         [--party K.section.field value ..]  a .toml file or a run folder; fields: see --help
         [--slow party=K,factor=F]           slow party K down: steps take F times as long
+        [--resume auto|RUN|never]           go on with an unfinished run from its last checkpoint
+        [--max-seconds N]                   stop with a checkpoint before a wall-time limit
   evaluate RUN                              accuracy of a finished run from its folder
   report RUN [RUN ..] [--out FOLDER]        table and plots of one or several runs; plots go to
                                             --out, else to the one run's folder or this one
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(arguments: list[str]) -> int:
     """Train; the closing table goes to stdout, progress to stderr."""
     begun_s = time.perf_counter()
+    from hpcvfl.engine.preempt import Asked
     from hpcvfl.engine.run import train as train_run
     from hpcvfl.report.progress import Progress
     from hpcvfl.report.tables import closing_table
@@ -84,14 +87,25 @@ def train(arguments: list[str]) -> int:
 
     def work(config: Config, transport: Transport) -> dict[str, Any]:
         progress = Progress() if config.run.progress else None
-        summary = train_run(config, transport, progress, begun_s=begun_s)
+        summary = train_run(config, transport, progress, begun_s=begun_s, asked=asked)
         if transport.rank == 0:
             print(closing_table(summary))
             if config.run.plots:
                 _draw([Path(summary["folder"])], Path(summary["folder"]))
         return summary
 
-    on_every_rank(lambda: load_config(arguments), work)
+    asked = Asked()
+
+    def configure() -> Config:
+        config = load_config(arguments)
+        if config.algorithm.driver == "rounds":  # the asynchronous one ends as any program does
+            asked.listen()
+        return config
+
+    try:
+        on_every_rank(configure, work)
+    finally:
+        asked.close()
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 PHASES = (
@@ -16,6 +17,7 @@ PHASES = (
     "decode",
     "local steps",
     "eval",
+    "checkpoint",
     "other",
 )
 TRAINING_PHASES = ("forward", "encode", "wait", "wire", "decode", "local steps")
@@ -34,6 +36,7 @@ class PhaseClock:
         self._phase = "start"
         self._origin = self._since = time.perf_counter() if begun_s is None else begun_s
         self._events: list[tuple[str, float, float]] = []
+        self._before_s = 0.0
 
     def to(self, phase: str, waited_s: float = 0.0) -> None:
         """Start `phase`; of the phase that ends, `waited_s` seconds are booked as "wait"
@@ -55,6 +58,16 @@ class PhaseClock:
     def elapsed(self) -> float:
         """Seconds since the clock was made."""
         return time.perf_counter() - self._origin
+
+    def total_s(self) -> float:
+        """Seconds of the run, those of the parts before it was resumed included."""
+        return self._before_s + self.elapsed()
+
+    def add(self, seconds: Mapping[str, float], total_s: float) -> None:
+        """Count also the seconds by phase, and in total, of a run before it was resumed."""
+        for phase, spent in seconds.items():
+            self.seconds[phase] += spent
+        self._before_s += total_s
 
     def training_s(self) -> float:
         """Seconds in rounds so far: no start-up, loading or evaluation."""

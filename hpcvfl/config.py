@@ -151,7 +151,11 @@ class Config(Section):
                     " the embedding that was sent, and of no other"
                 )
             return self
+        run = self.run
+        keeps = run.resume != "never" or run.checkpoint_rounds or run.max_seconds or run.requeue
         for wrong, words in (
+            (keeps, "writes no checkpoints; leave run.resume, run.checkpoint_rounds,"
+             " run.max_seconds and run.requeue out"),
             (self.labels.holder != "server", "needs labels.holder = 'server'"),
             (algorithm.local_steps != 1, "takes one step a message; leave local_steps at 1"),
             (algorithm.pipeline, "waits for nobody; leave algorithm.pipeline at 0"),

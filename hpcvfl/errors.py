@@ -70,6 +70,14 @@ class TransportTimeout(TransportError):
         self.missing, self.due = tuple(missing), dict(due or {})
 
 
+class Preempted(HpcvflError):
+    """A run that was asked to stop and has written a checkpoint: names it, the round, who was asked
+    and by what. Not a failure: the same command with --resume goes on.
+    """
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
 class NonFiniteError(HpcvflError):
     """NaN or Inf in an embedding, a parameter or a loss: names the block and the round; nothing is
     replaced.

@@ -7,8 +7,11 @@ wire_bytes of a run = sum over ranks of the training bytes that each rank receiv
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
+
+from hpcvfl.books import open_book, settle
 
 Record = tuple[int, str, str, int, int]
 """(peer rank, kind, direction "in" or "out", wire bytes, 4 x elements before encoding)"""
@@ -27,6 +30,7 @@ class Meter:
         self.phase = "setup"
         self._counts: dict[tuple[str, int], list[Any]] = {}  # -> [records, how often]
         self._single: dict[Record, list[Record]] = {}
+        self._before: dict[Key, tuple[int, int, int]] = {}  # of the parts of a resumed run
         self._round: list[int] = []  # ids of the lists of this round
         self._lines: dict[tuple[int, ...], str] = {}
         self._file: TextIO | None = None
@@ -43,9 +47,19 @@ class Meter:
         if self.phase == "train":
             self._round.append(id(records))
 
-    def open(self, path: Path) -> None:
-        """Write a line a round to `path` from now on."""
-        self._file = path.open("w", encoding="utf-8")
+    def open(self, path: Path, kept_nbytes: int = 0) -> None:
+        """Write a line a round to `path` from now on, after its first `kept_nbytes` bytes."""
+        self._file = open_book(path, kept_nbytes)
+
+    def settle(self) -> int:
+        """Bring the lines to the disk; their bytes."""
+        return settle(self._file) if self._file else 0
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count also what `table` gave: the bookings of a run before it was resumed."""
+        for r in rows:
+            key = (r["phase"], r["kind"], r["direction"], r["peer"])
+            self._before[key] = (r["wire_bytes"], r["raw_bytes"], r["messages"])
 
     def end_round(self, round_index: int) -> None:
         """Close the books of a round: bytes by direction and kind."""
@@ -67,7 +81,7 @@ class Meter:
 
     def totals(self) -> dict[Key, tuple[int, int, int]]:
         """(wire bytes, raw bytes, records) of everything booked so far."""
-        out: dict[Key, tuple[int, int, int]] = {}
+        out = dict(self._before)
         for (phase, _), (records, times) in self._counts.items():
             for peer, kind, direction, nbytes, raw_bytes in records:
                 key = (phase, kind, direction, peer)

@@ -80,9 +80,14 @@ def as_toml(text: str) -> Any:
         return text
 
 
+SHORT = {"--resume": "--run.resume", "--max-seconds": "--run.max-seconds"}
+"""Fields that have a short form on the command line."""
+
+
 def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int, dict[str, Any]]]:
     """Split off `--party K.section.field value` and `--slow party=K,factor=F`, which is short for
-    --party K.steps.slow_factor F; returns (the rest, {K: nested overrides}).
+    --party K.steps.slow_factor F; spell out what is in SHORT; returns (the rest, {K: nested
+    overrides}).
     """
     rest: list[str] = []
     party: dict[int, dict[str, Any]] = {}
@@ -94,7 +99,7 @@ def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int,
         elif word == "--party":
             path, value = next(words, ""), next(words, None)
         else:
-            rest.append(word)
+            rest.append(SHORT.get(word, word))
             continue
         block, _, field = path.partition(".")
         if not block.isdecimal() or not field or value is None:

@@ -298,6 +298,24 @@ class RunConfig(Section):
     """Keep the memories of error feedback in files of this folder (gone at the end) instead of in
     memory; each is an open file, one a party on every rank.
     """
+    checkpoint_s: Annotated[float, Field(ge=0, json_schema_extra=HOW)] = 300.0
+    """Seconds between two checkpoints, from which a run that was killed goes on; 0: none by the
+    clock. A run that is asked to stop writes one in any case.
+    """
+    checkpoint_rounds: Annotated[int | None, Field(ge=1, json_schema_extra=HOW)] = None
+    """A checkpoint after every so many rounds, too; None: by the clock only."""
+    keep_checkpoints: Annotated[int, Field(ge=1, json_schema_extra=HOW)] = 2
+    """How many checkpoints are kept; older ones are removed when a new one is complete."""
+    resume: Annotated[str, Field(min_length=1, json_schema_extra=HOW)] = "never"
+    """never: a fresh run; auto: go on with the newest run of this name in `folder` that has a
+    checkpoint, or start afresh; or the run folder to go on with. Short: --resume.
+    """
+    max_seconds: Annotated[float | None, Field(gt=0, json_schema_extra=HOW)] = None
+    """After so many seconds since the start of this process, stop at the end of a round with a
+    checkpoint and exit status 75; leave room for a round and a checkpoint. Short: --max-seconds.
+    """
+    requeue: Annotated[bool, Field(json_schema_extra=HOW)] = False
+    """When stopped before the end, have Slurm start the job again (scontrol requeue, at rank 0)."""
     progress: Annotated[bool, Field(json_schema_extra=HOW)] = True
     """Progress bar on rank 0."""
     plots: Annotated[bool, Field(json_schema_extra=HOW)] = True

@@ -5,7 +5,8 @@ offset size field
  4      1   wire version
  5      1   kind (KINDS)
  6      1   codec: index in the table agreed at the handshake
- 7      1   flags: bit 0 = payload_crc is set
+ 7      1   flags: bit 0 = payload_crc is set; bit 1 = the sender was asked to stop; bit 2, of the
+           server's frames = all write a checkpoint after this round
  8      2   sender: block, which is its rank but where a party is with the server
 10      1   level: which rate of an `auto` codec this message has; 0 for any other
 11      1   next_level: the same for the sender's next message
@@ -35,7 +36,7 @@ import numpy as np
 from hpcvfl.codecs.base import Bytes
 from hpcvfl.errors import WireError
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 MAGIC = b"HVFL"
 MAX_ROUNDS = 1 << 32
 """Rounds a run may have: what the header can count."""
@@ -46,7 +47,7 @@ HEADER_NBYTES = 64
 
 _HEADER = struct.Struct("<4sBBBBHBBIIfIfQdfIII")
 _CRC = struct.Struct("<I")
-_HAS_PAYLOAD_CRC = 1
+_HAS_PAYLOAD_CRC, _STOP, _SAVE = 1, 2, 4
 _FLOAT32_MAX = 3.4e38
 assert _HEADER.size == HEADER_NBYTES
 
@@ -68,6 +69,8 @@ class Header(NamedTuple):
     next_level: int = 0
     squared_error: float = 0.0
     energy: float = 0.0
+    stop: bool = False
+    save: bool = False
 
 
 def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False) -> None:
@@ -82,7 +85,7 @@ def write_header(frame_B: Bytes, header: Header, checksum_payload: bool = False)
         WIRE_VERSION,
         KINDS.index(header.kind),
         header.codec,
-        _HAS_PAYLOAD_CRC if checksum_payload else 0,
+        _HAS_PAYLOAD_CRC * checksum_payload | _STOP * header.stop | _SAVE * header.save,
         header.sender,
         header.level,
         header.next_level,
@@ -159,6 +162,8 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
         next_level=next_level,
         squared_error=squared_error,
         energy=energy,
+        stop=bool(flags & _STOP),
+        save=bool(flags & _SAVE),
     )
 
 

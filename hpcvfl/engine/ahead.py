@@ -14,11 +14,14 @@ move before the steps: the bits are the same.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from hpcvfl.clock import PhaseClock
+from hpcvfl.codecs.base import Array
 from hpcvfl.data import Batches
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
+from hpcvfl.errors import DataError
 
 
 class Ahead:
@@ -77,6 +80,26 @@ class Ahead:
         rows_N = self._batches.rows(round_index)
         self._exchange.decode(round_index, rows_N, self._block.targets(len(rows_N)))
         return True
+
+    def state(self, round_index: int) -> dict[str, Array]:
+        """The snapshot of round `round_index`, which is here: "RANK.TENSOR" -> what was decoded of
+        that tensor of that rank's message; not copies.
+        """
+        targets = self._block.targets(len(self._batches.rows(round_index)))
+        return {
+            f"{rank}.{i}": array
+            for rank, arrays in enumerate(targets)
+            for i, array in enumerate(arrays or ())
+        }
+
+    def restore(self, round_index: int, state: Mapping[str, Array]) -> None:
+        """Have the snapshot that `state` gave. Raises DataError if it does not fit."""
+        here = self.state(round_index)
+        shapes = ({n: a.shape for n, a in arrays.items()} for arrays in (here, state))
+        if next(shapes) != next(shapes):
+            raise DataError(f"the snapshot of round {round_index} does not fit this run")
+        for name, array in here.items():
+            array[...] = state[name]
 
     def _move(self, batch_size: int) -> None:
         try:

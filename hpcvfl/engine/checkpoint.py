@@ -6,10 +6,8 @@ sender.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -18,8 +16,8 @@ from hpcvfl.config import digest
 from hpcvfl.engine.agree import together
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
+from hpcvfl.engine.folder import put_in_place
 from hpcvfl.errors import DataError
-from hpcvfl.transport.base import Slots
 
 
 def block_path(folder: Path, rank: int) -> Path:
@@ -58,29 +56,20 @@ def load_streams(folder: Path, block: Block, exchange: Exchange) -> None:
     Raises DataError, on every rank, where a file is missing, broken or of another run.
     """
     transport = exchange.transport
-    own = exchange.stream(transport.rank)
 
     def read_own() -> None:
         path = stream_path(folder, block.block)
-        if not own.state() and not path.exists():
+        if not exchange.own_state() and not path.exists():
             return
         state = {name: value.numpy() for name, value in _load(path, block).items()}
         try:
-            own.restore(state)
+            exchange.restore_own(state)
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
         block.set_score(state.get("score"))
 
     together(transport, read_own)
-    for rank in range(transport.size):
-        stream = exchange.stream(rank)
-        state = {n: v for n, v in stream.state().items() if not n.startswith("control.")}
-        for name, value in state.items():
-            sizes = [value.nbytes if r == rank else 0 for r in range(transport.size)]
-            slots = Slots(sizes, ["control"] * transport.size, [0] * transport.size)
-            slots[rank][:] = value.reshape(-1).view(np.uint8)
-            transport.broadcast(slots, root=rank)
-            stream.restore({name: slots[rank].view(value.dtype).reshape(value.shape)})
+    exchange.share_state()
 
 
 def stream_path(folder: Path, rank: int) -> Path:
@@ -95,7 +84,7 @@ def _save(path: Path, state: dict[str, torch.Tensor], block: Block) -> Path:
         save_file(state, aside, metadata=identity(block))
     except SafetensorError as error:
         raise OSError(str(error)) from None
-    os.replace(aside, path)
+    put_in_place(aside, path)
     return path
 
 

@@ -4,7 +4,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +99,14 @@ class Exchange:
         self._codec_index_R = [agreement.table.index(c.spec) for c in agreement.codecs_R]
         self._layouts: dict[int, tuple[list[Message], Slots]] = {}
         self.headers_R: list[Header | None] = [None] * transport.size
+        self.stop_asked = self.save_due = False  # told with the next frame
+
+    def agreed(self) -> tuple[bool, bool]:
+        """(whether anybody was asked to stop, whether a checkpoint is due after this round), the
+        same on every rank once a round's frames are here.
+        """
+        server = self.headers_R[0]
+        return any(h.stop for h in self.headers_R if h), bool(server and server.save)
 
     def encode(
         self,
@@ -119,6 +127,7 @@ class Exchange:
         layouts_R, slots = self.layout(len(rows_N))
         due = self._due(rank, round_index, rows_hash(rows_N), layouts_R[rank])
         due = due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
+        due = due._replace(stop=self.stop_asked, save=self.save_due)
         key = self.dither_key(round_index, rank)
         self.headers_R[rank] = self._write(
             self.stream(rank), slots[rank], due, key, message, rows_N, score_C
@@ -257,6 +266,23 @@ class Exchange:
         """What lasts of the messages that this rank sends, by name; see Stream.state."""
         return self.stream(self.transport.rank).state()
 
+    def restore_own(self, state: Mapping[str, Array]) -> None:
+        """Remember what `own_state` gave; raises as Stream.restore."""
+        self.stream(self.transport.rank).restore(state)
+
+    def share_state(self) -> None:
+        """Give every receiver what the sender of a stream remembers; called by every rank."""
+        transport = self.transport
+        self._layouts.clear()  # levels, and so sizes, may be others
+        for rank in range(transport.size):
+            stream = self.stream(rank)
+            for name, value in shared_state(stream).items():
+                sizes = [value.nbytes if r == rank else 0 for r in range(transport.size)]
+                slots = Slots(sizes, ["control"] * transport.size, [0] * transport.size)
+                slots[rank][:] = value.reshape(-1).view(np.uint8)
+                transport.broadcast(slots, root=rank)
+                stream.restore({name: slots[rank].view(value.dtype).reshape(value.shape)})
+
     def frame(self, batch_size: int, rank: int) -> Bytes:
         """The frame of `rank` as it stands in the buffer."""
         return self.layout(batch_size)[1][rank]
@@ -287,3 +313,8 @@ def check_counts(layouts_R: Sequence[Message]) -> None:
                 f"rank {rank}: a message of {message.count} values, at most {MAX_VALUES};"
                 " choose a smaller data.batch_size or model.embedding_dim"
             )
+
+
+def shared_state(stream: Stream) -> dict[str, Array]:
+    """What both ends of a stream remember; the sender's choice of levels is its own."""
+    return {n: v for n, v in stream.state().items() if not n.startswith("control.")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,9 +57,34 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
+def put_in_place(aside: Path, path: Path) -> int:
+    """Give a file its name once it is on the disk; its bytes. A crash leaves it whole or not at
+    all. Raises OSError.
+    """
+    with aside.open("rb") as file:
+        os.fsync(file.fileno())
+        nbytes = os.fstat(file.fileno()).st_size
+    os.replace(aside, path)
+    place = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
+    return nbytes
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is there in whole or not at all. Raises OSError."""
+    aside = path.with_name(f"{path.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    put_in_place(aside, path)
+
+
 def write_config(config: Config, path: Path) -> None:
-    """The effective config as TOML; fields that are not set are left out."""
-    table = config.model_dump(mode="json", exclude_none=True)
+    """The effective config as TOML; fields that are not set are left out, and so is run.resume, of
+    this start alone.
+    """
+    table = config.model_dump(mode="json", exclude_none=True, exclude={"run": {"resume"}})
     table["party"] = {str(block): override for block, override in config.party.items()}
     path.write_text(tomli_w.dumps(table), encoding="utf-8")
 

@@ -61,6 +61,14 @@ class Holder(Server):
             self.own.begin_round(round_index, rows_N, rates[1])
         super().begin_round(round_index, rows_N, rates[0])
 
+    def state(self) -> tuple[float, int]:
+        """What the next `begin_round` goes by, of the round before."""
+        return self.own_w_bar, self._steps
+
+    def restore(self, own_w_bar: float, steps: int) -> None:
+        """Go on from what `state` gave."""
+        self.own_w_bar, self._steps = own_w_bar, steps
+
     def message(self) -> list[Array]:
         """Puts the own embedding in its place among those that arrive; nothing is sent."""
         with self._own_random():

@@ -6,12 +6,13 @@ C-VFL paper) can be plotted beside the accuracy it went with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
+from hpcvfl.books import open_book, settle
 from hpcvfl.codecs.frame import Header
 
 # legend: R ranks
@@ -29,9 +30,11 @@ class MessageLog:
                             0 for a block that sent none in this round
     """
 
-    def __init__(self, num_ranks: int, path: Path | None) -> None:
-        """With `path` (rank 0) lines are written; without, nothing happens."""
-        self._file: TextIO | None = path.open("w", encoding="utf-8") if path else None
+    def __init__(self, num_ranks: int, path: Path | None, kept_nbytes: int = 0) -> None:
+        """With `path` (rank 0) lines are written, after its first `kept_nbytes` bytes; without,
+        nothing happens.
+        """
+        self._file: TextIO | None = open_book(path, kept_nbytes) if path else None
         self._sums_3R = np.zeros((len(FIELDS), num_ranks))
         self._counts_R = np.zeros(num_ranks, np.int64)
 
@@ -61,6 +64,19 @@ class MessageLog:
         self._sums_3R[:] = 0
         self._counts_R[:] = 0
         return dict(zip(FIELDS, means_3R.tolist() if came else [[] for _ in FIELDS], strict=True))
+
+    def settle(self) -> int:
+        """Bring the lines to the disk; their bytes."""
+        return settle(self._file) if self._file else 0
+
+    def state(self) -> dict[str, Any]:
+        """What `means` is to be told of, as JSON values."""
+        return {"sums": self._sums_3R.tolist(), "counts": self._counts_R.tolist()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._sums_3R[:] = state["sums"]
+        self._counts_R[:] = state["counts"]
 
     def close(self) -> None:
         """Flush and close the file, if there is one."""

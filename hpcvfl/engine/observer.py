@@ -12,8 +12,10 @@ class Observer(Protocol):
     def preparing(self, text: str) -> None:
         """What happens before the first round that may take its time."""
 
-    def begin(self, total_rounds: int, path: Path) -> None:
-        """The run starts: how many rounds at most, which folder."""
+    def begin(self, total_rounds: int, path: Path, done_rounds: int = 0) -> None:
+        """The run starts: how many rounds at most, which folder, rounds it did before it was
+        resumed.
+        """
 
     def round(self, loss: float) -> None:
         """A round ended."""
@@ -34,7 +36,7 @@ class Silent:
     def preparing(self, text: str) -> None:
         """See Observer."""
 
-    def begin(self, total_rounds: int, path: Path) -> None:
+    def begin(self, total_rounds: int, path: Path, done_rounds: int = 0) -> None:
         """See Observer."""
 
     def round(self, loss: float) -> None:

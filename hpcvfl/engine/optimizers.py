@@ -7,7 +7,7 @@ measured 2026-11-29): with five ranks on two cores that is 6 s of every start.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,18 @@ class LocalOptimizer:
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         with torch.no_grad():
             self._rule.step(gradients)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What is kept from round to round, by name; nothing without `keep_state`.
+
+        Raises ConfigError if a class of torch.optim keeps something that is no tensor or number.
+        """
+        return self._rule.state() if self._config.keep_state else {}
+
+    def restore(self, state: Mapping[str, torch.Tensor], lr: float) -> None:
+        """Go on from what `state` gave, after a round at rate `lr`."""
+        self._lr = lr
+        self._rule.restore(state)
 
     @property
     def lr(self) -> float:
@@ -126,6 +138,14 @@ class SgdRule:
                 parameter.add_(self._direction(at, parameter, gradient), alpha=-rate)
         self._step += 1
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """velocity.i: u of the parameter at position i."""
+        return {f"velocity.{at}": value for at, value in self._velocities.items()}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """See LocalOptimizer."""
+        self._velocities = {int(n.partition(".")[2]): v.clone() for n, v in state.items()}
+
     def _direction(self, at: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """D of the parameter at position `at`."""
         # Never in place: autograd may give two parameters one tensor.
@@ -176,6 +196,32 @@ class TorchRule:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """i.TYPE.name: what the class keeps of the parameter at position i."""
+        if self._optimizer is None:
+            return {}
+        out = {}
+        for at, parameter in enumerate(self._parameters):
+            for name, value in self._optimizer.state.get(parameter, {}).items():
+                kind = type(value).__name__
+                if not isinstance(value, torch.Tensor | int | float | None):
+                    raise ConfigError(
+                        f"optimizer.name = {self._config.name!r}: keeps a {kind} ({name}), which a"
+                        " checkpoint cannot hold; set run.checkpoint_s = 0"
+                    )
+                out[f"{at}.{kind}.{name}"] = _as_tensor(value)
+        return out
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """See LocalOptimizer."""
+        if not self._parameters:
+            return
+        self._optimizer = self._make(self._parameters, self._config.lr)
+        for key, value in state.items():
+            at, kind, name = key.split(".", 2)
+            kept = self._optimizer.state[self._parameters[int(at)]]
+            kept[name] = _FROM_TENSOR.get(kind, torch.Tensor.clone)(value)
+
     def _make(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         options: dict[str, Any] = {"lr": lr, "weight_decay": self._config.weight_decay}
         takes = inspect.signature(self._class).parameters
@@ -194,6 +240,22 @@ class TorchRule:
                 f" ({' '.join(str(error).split())}); due is {CHOICES}"
             ) from error
 
+
+def _as_tensor(value: torch.Tensor | int | float | None) -> torch.Tensor:
+    """A number as a tensor that holds it exactly; of None, an empty one."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if value is None:
+        return torch.empty(0)
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+_FROM_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "NoneType": lambda value: None,
+}
 
 CHOICES = "sgd or a class of torch.optim such as Adam, AdamW, RMSprop, Adagrad, Adamax"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcvfl.books import open_book
 from hpcvfl.clock import PhaseClock
 from hpcvfl.codecs.frame import MAX_ROUNDS
 from hpcvfl.config import Config
@@ -17,12 +18,16 @@ from hpcvfl.engine.agree import each, exchange, require_equal, together
 from hpcvfl.engine.ahead import Ahead
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Agreement, Exchange
+from hpcvfl.engine.lock import RunLock
 from hpcvfl.engine.messages import MessageLog
 from hpcvfl.engine.observer import Observer
 from hpcvfl.engine.policies import Plan, StepPolicy, WallClockSteps, plan_of, policy_of
 from hpcvfl.engine.private import PrivateExchange
+from hpcvfl.engine.resume import Chosen, pick
 from hpcvfl.engine.round import RoundResult
+from hpcvfl.engine.sets import Part
 from hpcvfl.engine.start import start
+from hpcvfl.engine.state import due_of, restore
 from hpcvfl.engine.steplog import StepLog
 from hpcvfl.engine.vafl_exchange import VaflExchange
 from hpcvfl.engine.watch import Process, this_process
@@ -51,6 +56,7 @@ class Run:
     plan: Plan | None
     expected_B: Sequence[int]  # steps of all blocks in round 0, as far as is known before it
     steps: StepLog
+    lock: RunLock | None = None  # of the folder, at rank 0
     last: RoundResult = field(default_factory=lambda: RoundResult(0, 0.0, 0.0))
     units: float = 0.0  # of virtual time in rounds so far, without communication
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -61,6 +67,7 @@ class Run:
     ahead: Ahead | None = None
     # (round, lines of the own blocks) of the rounds that no header may have told of yet
     recent: deque[tuple[int, list[Any]]] = field(default_factory=lambda: deque(maxlen=2))
+    resumed: list[int] = field(default_factory=list)  # rounds after which the run was resumed
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -80,9 +87,15 @@ def prepare(
     transport: Transport,
     begun_s: float | None = None,
     shown: Observer | None = None,
+    chosen: Chosen | None = None,
+    meter: Meter | None = None,
 ) -> Run:
-    """Handshake, run folder, everything that the first round needs."""
-    clock, meter = PhaseClock(begun_s), Meter()
+    """Handshake, run folder, everything that the first round needs.
+
+    chosen : the run to go on with, as it was after its last checkpoint; None: a fresh one
+    meter  : has booked what moved so far; None: nothing did
+    """
+    clock, meter = PhaseClock(begun_s), meter or Meter()
     transport.timeout_s = config.transport.first_timeout_s
     if config.transport.latency_ms or config.transport.bandwidth_gbps:
         transport = Delayed(transport, config.transport.latency_ms, config.transport.bandwidth_gbps)
@@ -90,33 +103,16 @@ def prepare(
     clock.to("load")
     block, agreement = start(config, transport)
     plan = agreed_plan(config, transport)
-
-    def make_folder() -> str | None:
-        return str(folder.create(config)) if transport.rank == 0 else None
-
-    path = Path(together(transport, make_folder)[0])
-
-    def open_books() -> tuple[MessageLog, StepLog]:
-        with folder.writing(path):
-            path.mkdir(parents=True, exist_ok=True)  # a host may lack the shared folder
-            meter.open(path / f"ledger.rank{transport.rank}.jsonl")
-            messages = None if transport.rank else path / "messages.jsonl"
-            steps = None if transport.rank else path / "steps.jsonl"
-            return MessageLog(config.num_parties + 1, messages), StepLog(steps)
-
-    messages, steps = each(transport, open_books)
+    part: Part | None = None
+    broken: list[str] = []
+    if chosen:
+        part, broken = pick(chosen.path, due_of(config, block, plan), transport)
+    home = chosen or fresh_folder(config, transport)
+    messages, steps = open_books(config, transport, meter, home.path, part)
     clock.to("start")
     data = config.data
     batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
-    total = config.algorithm.epochs * batches.rounds_per_epoch
-    total = min(total, config.algorithm.rounds or total) * served_in_turn(config)
-    if total + batches.rounds_per_epoch >= MAX_ROUNDS:
-        raise ConfigError(f"algorithm: {total} rounds; a header counts fewer than {MAX_ROUNDS}")
-    if plan and plan.length and total > plan.length:
-        raise ConfigError(
-            f"steps.replay: {plan.length} rounds are on record, {total} are due; set"
-            f" algorithm.rounds to {plan.length} or less"
-        )
+    total = rounds_due(config, batches, plan)
 
     # On all ranks or none: the memories of error feedback may not fit.
     swap = each(transport, lambda: make_exchange(config, transport, agreement))
@@ -128,13 +124,76 @@ def prepare(
     expected_B = plan.expected if plan else tried_steps(block, policy, batches, transport)
     # Of a plan it is what round 0 takes, but for a replay, which goes on with what its log says.
     steps.expected_B = expected_B if config.steps.policy in ("wall-clock", "script") else ()
-    ahead = Ahead(block, swap, batches, total, clock) if config.algorithm.pipeline else None
-    return Run(
-        config, block, swap, transport, meter, messages, clock, batches, path, total, policy, plan,
-        expected_B, steps, warnings=outside_theory(block, transport),
+    run = Run(
+        config, block, swap, transport, meter, messages, clock, batches, home.path, total, policy,
+        plan, expected_B, steps, home.lock, warnings=outside_theory(block, transport),
         processes=[Process(*told) for told in exchange(transport, this_process(block.block))],
-        ahead=ahead,
+        ahead=Ahead(block, swap, batches, total, clock) if config.algorithm.pipeline else None,
     )  # fmt: skip
+    if part:
+        go_on_from(run, part)
+    run.warnings += broken
+    return run
+
+
+def fresh_folder(config: Config, transport: Transport) -> Chosen:
+    """A new run folder, the same on every rank, locked by rank 0."""
+    locks: list[RunLock] = []
+
+    def make() -> str | None:
+        if transport.rank:
+            return None
+        path = folder.create(config)
+        with folder.writing(path):
+            locks.append(RunLock(path))
+        return str(path)
+
+    path = Path(together(transport, make)[0])
+    return Chosen(path, locks[0] if locks else None)
+
+
+def open_books(
+    config: Config, transport: Transport, meter: Meter, path: Path, part: Part | None
+) -> tuple[MessageLog, StepLog]:
+    """Open what is written line by line; of a resumed run, cut to what it was at the checkpoint."""
+    rank = transport.rank
+    kept = part.record["books"] if part else {}
+    name = f"ledger.rank{rank}.jsonl"
+
+    def open_all() -> tuple[MessageLog, StepLog]:
+        with folder.writing(path):
+            path.mkdir(parents=True, exist_ok=True)  # a host may lack the shared folder
+            (path / f"error.rank{rank}.txt").unlink(missing_ok=True)
+            meter.open(path / name, kept.get(name, 0))
+            if rank:
+                return MessageLog(config.num_parties + 1, None), StepLog(None)
+            if part:
+                open_book(path / "metrics.jsonl", kept["metrics.jsonl"]).close()
+            messages, steps = "messages.jsonl", "steps.jsonl"
+            log = MessageLog(config.num_parties + 1, path / messages, kept.get(messages, 0))
+            return log, StepLog(path / steps, kept.get(steps, 0))
+
+    return each(transport, open_all)
+
+
+def rounds_due(config: Config, batches: Batches, plan: Plan | None) -> int:
+    """Rounds of the whole run; ConfigError if a header cannot count them or a replay lacks some."""
+    total = config.algorithm.epochs * batches.rounds_per_epoch
+    total = min(total, config.algorithm.rounds or total) * served_in_turn(config)
+    if total + batches.rounds_per_epoch >= MAX_ROUNDS:
+        raise ConfigError(f"algorithm: {total} rounds; a header counts fewer than {MAX_ROUNDS}")
+    if plan and plan.length and total > plan.length:
+        raise ConfigError(
+            f"steps.replay: {plan.length} rounds are on record, {total} are due; set"
+            f" algorithm.rounds to {plan.length} or less"
+        )
+    return total
+
+
+def go_on_from(run: Run, part: Part) -> None:
+    """Bring a run that is prepared to where its checkpoint was; called by every rank."""
+    each(run.transport, lambda: restore(run, part))
+    run.exchange.share_state()
 
 
 def make_exchange(config: Config, transport: Transport, agreement: Agreement) -> Exchange:

@@ -16,7 +16,7 @@ Legend: N rows of the batch, P values of an embedding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,9 +26,15 @@ from hpcvfl.codecs.base import Array, Bytes, Message
 from hpcvfl.codecs.frame import HEADER_NBYTES, Header, rows_hash
 from hpcvfl.codecs.stream import Stream
 from hpcvfl.engine.blocks import Block, PrivateParty, Server
-from hpcvfl.engine.exchange import RAW_ITEMSIZE, Agreement, Exchange, check_counts
+from hpcvfl.engine.exchange import (
+    RAW_ITEMSIZE,
+    Agreement,
+    Exchange,
+    check_counts,
+    shared_state,
+)
 from hpcvfl.engine.holder import Holder
-from hpcvfl.errors import ConfigError, NonFiniteError
+from hpcvfl.errors import ConfigError, NonFiniteError, WireError
 from hpcvfl.transport.base import Slots, Transport
 
 
@@ -119,7 +125,8 @@ class PrivateExchange(Exchange):
         transport.scatter(slots)
         clock.to("decode", waited_s=transport.waited_s - waited_s)
         if isinstance(block, PrivateParty):
-            self._read_gradient(round_index, slots[transport.rank], rows_N, block)
+            frame_B = slots[transport.rank]
+            self.headers_R[0] = self._read_gradient(round_index, frame_B, rows_N, block)
 
     def _encode_gradients(
         self, round_index: int, rows_N: Array, server: Server, slots: Slots
@@ -128,6 +135,9 @@ class PrivateExchange(Exchange):
         tau, w_bar, seconds = self._told
         due = self._due_gradient(round_index, rows_N)
         due = due._replace(tau=tau, w_bar=w_bar, seconds=seconds)
+        # A party's header reaches the server alone, which passes on what it asks.
+        stop = self.stop_asked or any(h.stop for h in self.headers_R[1:] if h)
+        due = due._replace(stop=stop, save=self.save_due)
         gradients = server.embedding_gradients()
         headers = [
             self._write_gradient(
@@ -204,15 +214,48 @@ class PrivateExchange(Exchange):
                 up.warm_up(batch_size, sender=peer == rank)
                 down.warm_up(batch_size, sender=rank == 0)
 
+    def _own_streams(self) -> dict[str, Stream]:
+        """The streams that this rank sends, by the prefix of their names in `own_state`."""
+        rank = self.transport.rank
+        streams = [(peer, s) for peer, s in enumerate(self.downs_R) if s]
+        if rank:
+            return {"": self.stream(rank)}
+        return {f"party{self.agreement.block_of_rank[peer]}.": s for peer, s in streams}
+
     def own_state(self) -> dict[str, Array]:
         """See Exchange; the server's names start with the party: party2.memory.0."""
-        rank = self.transport.rank
-        if rank:
-            stream = self.streams_R[rank]
-            return stream.state() if stream else {}
         return {
-            f"party{self.agreement.block_of_rank[peer]}.{name}": np.asarray(value)
-            for peer, stream in enumerate(self.downs_R)
-            if stream
+            prefix + name: value
+            for prefix, stream in self._own_streams().items()
             for name, value in stream.state().items()
         }
+
+    def restore_own(self, state: Mapping[str, Array]) -> None:
+        """See Exchange."""
+        for prefix, stream in self._own_streams().items():
+            own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+            stream.restore(own)
+
+    def share_state(self) -> None:
+        """See Exchange; between the server and each party alone."""
+        for peer in range(1, self.transport.size):
+            up, down = self.streams_R[peer], self.downs_R[peer]
+            if up and down:
+                self._pass(up, sender=peer, receiver=0)
+                self._pass(down, sender=0, receiver=peer)
+
+    def _pass(self, stream: Stream, sender: int, receiver: int) -> None:
+        for name, value in shared_state(stream).items():
+            if self.transport.rank == sender:
+                value_B = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+                self.transport.send(value_B, receiver, "control")
+            else:
+                came = np.empty_like(value)
+                came_B = came.reshape(-1).view(np.uint8)
+                _, nbytes = self.transport.receive(came_B, sender, "control")
+                if nbytes != came_B.nbytes:
+                    raise WireError(
+                        f"rank {receiver}: {name} from rank {sender} has {nbytes} bytes, due are"
+                        f" {came_B.nbytes}; do all ranks run the same version?"
+                    )
+                stream.restore({name: came})

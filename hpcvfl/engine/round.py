@@ -8,7 +8,8 @@
     5 others     decode every other frame            the own block stays exact
                  private labels: gather, then scatter of the gradient at each h_k (private.py)
     6 steps      while policy.may_start(t): one step of the own block, everything else frozen
-    7            nothing is sent; tau and w_bar ride on the next header
+    7            nothing is sent; tau and w_bar ride on the next header, and so does what keeper.py
+                 asks: to stop, to write a checkpoint
 
 C-VFL, Algorithm 1 (arXiv 2206.08330); with other step policies Flex-VFL, Algorithm 1.
 """

@@ -15,16 +15,21 @@ from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.checkpoint import load_block, save_block, save_stream
 from hpcvfl.engine.evaluate import evaluate
 from hpcvfl.engine.evaluations import evaluate_and_tell, evaluation_is_due
+from hpcvfl.engine.keeper import Keeper
 from hpcvfl.engine.observer import Observer, Silent
+from hpcvfl.engine.preempt import Asked
 from hpcvfl.engine.prepare import Run, prepare
 from hpcvfl.engine.rates import ADAPTIVE, adaptive_rate, learning_rate
+from hpcvfl.engine.resume import choose
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
 from hpcvfl.engine.summary import summarise
 from hpcvfl.engine.watch import Heart, explained
 from hpcvfl.engine.weights import prefix_total, weights_of
-from hpcvfl.errors import TransportTimeout
+from hpcvfl.errors import Preempted, TransportTimeout
+from hpcvfl.ledger import Meter
 from hpcvfl.transport.base import Transport
+from hpcvfl.transport.metered import Metered
 
 
 def train(
@@ -33,27 +38,42 @@ def train(
     progress: Observer | None = None,
     after_round: Callable[[Run, RoundResult], None] | None = None,
     begun_s: float | None = None,
+    asked: Asked | None = None,
 ) -> dict[str, Any]:
-    """Train, evaluate, write the run folder; returns the summary (the same on every rank).
+    """Train, evaluate, write the run folder; returns the summary (the same on every rank). With
+    `run.resume`, go on with a run; the summary of one that has finished comes back as it is.
+
+    Raises Preempted, on every rank, if the run was asked to stop and has written a checkpoint.
 
     progress    : shown on rank 0
     after_round : called on every rank after every round, of an asynchronous run after every update
                   of the own block (tests, benches)
     begun_s     : time.perf_counter() when the program started; the time since is booked as start
+    asked       : whether a signal asked this process to stop
     """
     shown: Observer = progress if progress and transport.rank == 0 else Silent()
-    run = prepare(config, transport, begun_s, shown)
-    shown.begin(run.total_rounds, run.path)
+    meter = Meter()
+    chosen = choose(config, Metered(transport, meter))
+    if chosen and chosen.summary:
+        shown.preparing(f"{chosen.path} has finished, nothing is left to do")
+        return chosen.summary
+    run = prepare(config, transport, begun_s, shown, chosen, meter)
+    shown.begin(run.total_rounds, run.path, run.rounds)
     for text in run.warnings:
         shown.warning(text)
     heart = Heart(run.path, transport, run.clock, run.processes[transport.rank])
     well = False
     try:
-        drive = vafl.drive if config.algorithm.driver == "vafl" else drive_rounds
-        drive(run, shown, after_round)
+        if config.algorithm.driver == "vafl":
+            vafl.drive(run, shown, after_round)
+        else:
+            drive_rounds(run, shown, after_round, Keeper(asked))
         summary = finish(run)
         well = True
         return summary
+    except Preempted:
+        well = True
+        raise
     except Exception as error:
         if isinstance(error, TransportTimeout):
             error = explained(error, run.path, heart, run.processes)
@@ -66,25 +86,35 @@ def train(
         heart.stop(well)
         with suppress(OSError):  # closed in `finish`; here an earlier error is on its way
             close_books(run)
+        if run.lock:
+            run.lock.release()
         shown.end()
 
 
 def drive_rounds(
-    run: Run, shown: Observer, after_round: Callable[[Run, RoundResult], None] | None
+    run: Run,
+    shown: Observer,
+    after_round: Callable[[Run, RoundResult], None] | None,
+    keeper: Keeper,
 ) -> None:
-    """Round after round, until the last or until the target is reached."""
-    if run.ahead:
+    """Round after round, until the last or until the target is reached; or until the run is asked
+    to stop (Preempted).
+    """
+    if run.ahead and not run.rounds:
         run.meter.phase = "train"
         run.ahead.begin(0, 0, 0.0, 0.0)
         run.ahead.end(0)
         run.messages.note(0, run.exchange.headers_by_block())
-    for round_index in range(run.total_rounds):
+    for round_index in range(run.rounds, run.total_rounds):
+        keeper.ask(run)
         last = one_round(run, round_index)
         shown.round(last.loss)
         if after_round:
             after_round(run, last)
         if evaluation_is_due(run) and evaluate_and_tell(run, shown):
             return
+        if run.rounds < run.total_rounds:
+            keeper.after_round(run, shown)
 
 
 def one_round(run: Run, round_index: int) -> RoundResult:
@@ -95,12 +125,13 @@ def one_round(run: Run, round_index: int) -> RoundResult:
         round_index, run.block, run.exchange, run.batches, run.policy, rates, run.last, run.clock,
         run.ahead,
     )  # fmt: skip
-    run.meter.end_round(round_index)
     run.recent.append((round_index, last_steps(run)))
     came = round_index + bool(run.ahead)  # the round of which frames have come last
-    if came < run.total_rounds:
-        run.messages.note(came, run.exchange.headers_by_block())
-        run.steps.note(round_index, run.exchange.headers_by_block())
+    with folder.writing(run.path):
+        run.meter.end_round(round_index)
+        if came < run.total_rounds:
+            run.messages.note(came, run.exchange.headers_by_block())
+            run.steps.note(round_index, run.exchange.headers_by_block())
     if run.plan and run.plan.units:
         run.units += run.plan.units(round_index)
     run.transport.timeout_s = run.config.transport.timeout_s
@@ -144,7 +175,7 @@ def finish(run: Run) -> dict[str, Any]:
         run.transport,
         {
             "seconds": run.clock.seconds,
-            "total_s": run.clock.elapsed(),
+            "total_s": run.clock.total_s(),
             "bytes": run.meter.table(),
             "recent": list(run.recent),
         },
@@ -159,7 +190,7 @@ def finish(run: Run) -> dict[str, Any]:
     if rank == 0:
         text = json.dumps(summary, indent=1) + "\n"
         with folder.writing(run.path):
-            (run.path / "summary.json").write_text(text, encoding="utf-8")
+            folder.write_whole(run.path / "summary.json", text)
     return summary
 
 

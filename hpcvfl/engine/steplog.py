@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from hpcvfl.books import open_book, settle
 from hpcvfl.codecs.frame import Header
 
 
@@ -21,11 +22,13 @@ class StepLog:
     Of an asynchronous run (vafl.py), where every block takes one step an update: lines of `served`.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """With `path` (rank 0) lines are written; without, nothing happens."""
+    def __init__(self, path: Path | None, kept_nbytes: int = 0) -> None:
+        """With `path` (rank 0) lines are written, after its first `kept_nbytes` bytes; without,
+        nothing happens.
+        """
         self.expected_B: Sequence[int] = ()
         self._next_round = 0
-        self._file: TextIO | None = path.open("w", encoding="utf-8") if path else None
+        self._file: TextIO | None = open_book(path, kept_nbytes) if path else None
 
     def note(self, round_index: int, headers_B: Sequence[Header | None]) -> None:
         """The headers of round `round_index` tell of the round before."""
@@ -81,6 +84,14 @@ class StepLog:
             line = {"update": update, "party": party, "message": message}
             clocks = {"seconds": round(seconds, 6)} | ({} if units is None else {"units": units})
             self._file.write(json.dumps(line | clocks) + "\n")
+
+    def go_on(self, num_rounds: int) -> None:
+        """Be as after so many rounds: no header has told of the last of them yet."""
+        self._next_round = max(0, num_rounds - 1)
+
+    def settle(self) -> int:
+        """Bring the lines to the disk; their bytes."""
+        return settle(self._file) if self._file else 0
 
     def close(self) -> None:
         """Flush and close the file, if there is one."""

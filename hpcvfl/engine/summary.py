@@ -27,6 +27,7 @@ def summarise(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
         "evaluated_on": "held-out rows" if config.data.validation_rows else "test",
         "driver": config.algorithm.driver,
         "rounds": run.rounds,
+        "resumed_after_rounds": run.resumed,
         "epochs": last["epoch"],
         "local_steps": config.algorithm.local_steps,
         "steps": steps_text(config),

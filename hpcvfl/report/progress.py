@@ -22,13 +22,15 @@ class Progress:
         """Say what is done before the first round."""
         print(text, file=sys.stderr, flush=True)
 
-    def begin(self, total_rounds: int, path: Path) -> None:
+    def begin(self, total_rounds: int, path: Path, done_rounds: int = 0) -> None:
         """Show the folder and start the bar."""
-        print(f"run folder {path}", file=sys.stderr, flush=True)
+        after = f", resumed after round {done_rounds}" if done_rounds else ""
+        print(f"run folder {path}{after}", file=sys.stderr, flush=True)
         # disable=None: a log file gets the lines of the evaluations, not a redrawn bar.
         self._bar = tqdm(
-            total=total_rounds, unit="round", dynamic_ncols=True, leave=False, disable=None
-        )
+            total=total_rounds, initial=done_rounds, unit="round", dynamic_ncols=True,
+            leave=False, disable=None,
+        )  # fmt: skip
 
     def round(self, loss: float) -> None:
         """Advance the bar by one round."""

@@ -70,6 +70,11 @@ def expected_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     return None if launch is None else launch.rank
 
 
+def slurm_job(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Number of the Slurm job that this process belongs to, or None."""
+    return environ.get("SLURM_JOB_ID") or None
+
+
 def check(comm_size: int, comm_rank: int, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse a communicator that the launcher's variables contradict.
 

@@ -9,9 +9,9 @@ from hpcvfl.engine.run import train
 from hpcvfl.errors import TransportError, WireError
 from hpcvfl.transport.threads import ThreadsWorld
 
-SET_UP_ALLGATHERS = 14
-"""Seven exchanges of text before the first round (blocks, plan, its digest, folder, books, buffers,
-what the theory does not cover), each with its lengths.
+SET_UP_ALLGATHERS = 16
+"""Eight exchanges of text before the first round (what to resume, blocks, plan, its digest, folder,
+books, buffers, what the theory does not cover), each with its lengths.
 """
 
 

@@ -1,6 +1,7 @@
 """Towers a user might bring, for `model.tower = "support.modules:..."`."""
 
 import math
+import os
 
 import torch
 from torch import nn
@@ -183,3 +184,21 @@ class OnceTower(LinearTower):
 
     def forward(self, x):
         return self.Double.apply(super().forward(x))
+
+
+class SignallingHead(nn.Module):
+    """A linear head that signals its own process in its forward number TEST_AT of training, where
+    this is rank TEST_RANK: in the middle of the local steps of a round.
+    """
+
+    def __init__(self, input_dim, num_classes):
+        super().__init__()
+        self.out = nn.Linear(input_dim, num_classes)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        asked = os.environ.get("TEST_RANK", "none") == os.environ.get("PMI_RANK")
+        if self.training and asked and self.calls == int(os.environ["TEST_AT"]):
+            os.kill(os.getpid(), int(os.environ["TEST_SIGNAL"]))
+        return self.out(x)

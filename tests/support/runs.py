@@ -36,7 +36,7 @@ def tiny(folder, **over):
 
 def run_threads(config, order=None, after_round=None):
     """Summary of a run in this process."""
-    world = ThreadsWorld(config.num_parties + 1, order=order)
+    world = ThreadsWorld(len(config.block_of_rank), order=order)
     return world.run(lambda t: train(config, t, after_round=after_round))[0]
 
 

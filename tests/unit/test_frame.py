@@ -24,9 +24,18 @@ def test_header_comes_back_as_written():
     assert read_header(frame(header=sent), sent) == sent
 
 
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize(("stop", "save"), [(False, True), (True, False), (True, True)])
+def test_what_the_sender_asks_for_comes_with_the_header(stop, save, checksum):
+    frame_B = frame(checksum, DUE._replace(stop=stop, save=save))
+    assert frame_B[7] == checksum + 2 * stop + 4 * save
+    came = read_header(frame_B, DUE, checksum)
+    assert (came.stop, came.save) == (stop, save)
+
+
 def test_header_is_64_bytes_little_endian():
     assert HEADER_NBYTES == 64
-    assert frame()[:16].tobytes() == b"HVFL" + bytes([3, 1, 1, 0]) + bytes([3, 0, 0, 0]) + bytes(4)
+    assert frame()[:16].tobytes() == b"HVFL" + bytes([4, 1, 1, 0]) + bytes([3, 0, 0, 0]) + bytes(4)
     assert frame()[16:24].tobytes() == (17).to_bytes(8, "little")  # no error measured
 
 

@@ -1,0 +1,58 @@
+"""How a run is asked to stop before its end: by a signal, or by a limit on its time.
+
+A handler sets a flag and does nothing else: what is asked rides on the next header, so that all
+ranks stop after the same round (round.py), whoever of them was asked.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from types import FrameType
+from typing import Any
+
+from hpcvfl.transport import launcher
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""What batch systems send before they end a job: Slurm SIGTERM, or `--signal=USR1@60`."""
+REQUEUE_S = 60.0
+"""Longest wait for scontrol, in seconds."""
+
+
+class Asked:
+    """Whether this process was asked to stop, and by what; "" until then."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def listen(self) -> None:
+        """Take SIGTERM and SIGUSR1 for a wish to stop from now on; in the main thread."""
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._note)
+
+    def close(self) -> None:
+        """Give the signals back; again does no harm."""
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.reason = signal.Signals(number).name
+
+
+def requeue() -> str:
+    """Have Slurm start this job again; a few words about what came of it."""
+    job = launcher.slurm_job()
+    if job is None:
+        return "not requeued: this is no Slurm job"
+    command = ["scontrol", "requeue", job]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=REQUEUE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not requeued: {' '.join(command)}: {error}"
+    if done.returncode:
+        return f"not requeued: {' '.join(command)}: {' '.join(done.stderr.split())}"
+    return f"job {job} is requeued"

@@ -1,0 +1,379 @@
+"""Checkpoints that are broken, in the way, of another run or nowhere; stops; one process."""
+
+import errno
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.launch import environment
+from support.resuming import interrupted, resumed, same_run
+from support.runs import run_threads, tiny
+from test_bad_input import write_config, write_shards
+
+from hpcvfl.cli import load_config, main
+from hpcvfl.engine import sets, start
+from hpcvfl.engine.lock import RunLock
+from hpcvfl.engine.preempt import Asked
+from hpcvfl.engine.run import train
+from hpcvfl.errors import ConfigError, DataError, Preempted
+from hpcvfl.transport.threads import ThreadsWorld
+
+EVERY = {"run__checkpoint_rounds": 1}
+
+
+def cut_run(folder, rounds=6, **over):
+    """(config, run folder) of a run with checkpoints after `rounds` - 1 rounds and those before."""
+    config = tiny(folder, **{**EVERY, **over})
+    return config, interrupted(config, rounds)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 4
+    path.write_bytes(data)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def remove(path):
+    path.unlink()
+
+
+# A file that is not there makes a set that is none, without a word; one that is broken is named.
+@pytest.mark.parametrize("harm", [truncate, flip, empty, remove])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_set_before_a_broken_one_is_used_with_one_warning(tmp_path, harm, rank):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    config, folder = cut_run(tmp_path / "cut")
+    harm(sets.part_path(folder, 5, rank))
+    summary = run_threads(resumed(config))
+    assert summary["resumed_after_rounds"] == [4]
+    assert same_run(whole, summary)
+    named = [text for text in summary["warnings"] if f"rank{rank}.safetensors" in text]
+    assert len(named) == len(summary["warnings"]) == (harm is not remove)
+
+
+def test_a_set_that_was_being_written_is_none(tmp_path):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    config, folder = cut_run(tmp_path / "cut")
+    (sets.set_path(folder, 5) / "complete.json").unlink()
+    part = sets.part_path(folder, 5, 3)
+    part.rename(part.with_suffix(".tmp"))
+    summary = run_threads(resumed(config))
+    assert summary["resumed_after_rounds"] == [4]
+    assert same_run(whole, summary)
+
+
+def test_hosts_without_a_shared_folder_take_the_newest_set_of_all(tmp_path):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    config, folder = cut_run(tmp_path / "cut", run__keep_checkpoints=4)
+    sets.part_path(folder, 5, 1).unlink()
+    sets.part_path(folder, 4, 3).unlink()
+    summary = run_threads(resumed(config))
+    assert summary["resumed_after_rounds"] == [3]
+    assert same_run(whole, summary)
+
+
+def test_books_that_lost_lines_before_a_checkpoint_make_it_unusable(tmp_path):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    config, folder = cut_run(tmp_path / "cut")
+    ledger = folder / "ledger.rank2.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:4]))
+    summary = run_threads(resumed(config))
+    assert summary["resumed_after_rounds"] == [4]
+    assert same_run(whole, summary)
+
+
+def test_no_whole_checkpoint_is_one_clear_error_on_all_ranks(tmp_path):
+    config, folder = cut_run(tmp_path)
+    for rounds in sets.all_rounds(folder):
+        flip(sets.part_path(folder, rounds, 1))
+    with pytest.raises(DataError, match=r"no checkpoint is whole .*rank1\.safetensors: its check"):
+        run_threads(resumed(config))
+    with pytest.raises(DataError, match=r"no checkpoint is whole .*never"):
+        run_threads(resumed(config, folder))
+
+
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [
+        ({"seed": 7}, "seed is 7, the run has 0"),
+        ({"num_parties": 2}, "num_parties is 2, the run has 3"),
+        ({"algorithm__epochs": 9}, "algorithm.epochs is 9, the run has 2"),
+        ({"head_codec": "none"}, "head_codec is 'none', the run has 'scalar:bits=8'"),
+        ({"optimizer__lr": 0.3}, "optimizer.lr of block 0 is 0.3, the run has 0.1"),
+        ({"party": {2: {"codec": "none"}}}, "codec of block 2 is 'none', the run has 'scalar"),
+    ],
+)
+@pytest.mark.parametrize("how", ["auto", "path"])
+def test_a_run_with_another_config_is_refused_by_field(tmp_path, over, words, how):
+    _, folder = cut_run(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        run_threads(resumed(tiny(tmp_path, **over), "auto" if how == "auto" else folder))
+    assert words in str(refused.value)
+    assert str(folder) in str(refused.value)
+
+
+def test_a_config_that_was_edited_in_the_folder_is_refused_by_the_checkpoint(tmp_path):
+    _, folder = cut_run(tmp_path)
+    written = folder / "config.toml"
+    written.write_text(written.read_text().replace("seed = 0", "seed = 7"))
+    with pytest.raises(ConfigError, match="seed is 7, the checkpoint has 0"):
+        run_threads(resumed(tiny(tmp_path, seed=7), folder))
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [("train_ids", "digest of the sample ids"), ("test_y", "digest of the labels")],
+)
+def test_other_samples_or_labels_are_refused(tmp_path, array, words):
+    write_shards(tmp_path)
+    config = load_config([str(tmp_path / "run.toml"), "--run.checkpoint-rounds", "1"])
+    interrupted(config, 3)
+
+    def change(block, arrays):
+        arrays[array] = arrays[array][::-1]
+
+    before = np.random.default_rng(0).integers(0, 3, 50)[40:]
+    assert (before != before[::-1]).any()
+    write_shards(tmp_path, change)
+    with pytest.raises(DataError, match=words):
+        run_threads(resumed(config))
+
+
+def test_another_wire_version_or_plan_is_refused(tmp_path, monkeypatch):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join("0.1,0.5,0.9" for _ in range(4)) + "\n")
+    over = {"steps__policy": "virtual", "steps__trace": str(trace)}
+    config, _ = cut_run(tmp_path, **over)
+    trace.write_text("\n".join("0.1,0.5,0.8" for _ in range(4)) + "\n")
+    with pytest.raises(ConfigError, match="digest of the steps planned is"):
+        run_threads(resumed(config))
+    monkeypatch.setattr(start, "WIRE_VERSION", 99)
+    with pytest.raises(ConfigError, match="wire version is 99, the checkpoint has"):
+        run_threads(resumed(config))
+
+
+def full_disk(monkeypatch, rank, rounds):
+    """The disk of `rank` is full while checkpoints of `rounds` are written."""
+    real = sets.save_file
+
+    def save_file(tensors, path, metadata):
+        if f"rank{rank}." in path.name and int(path.parent.name[6:]) in rounds:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, path, metadata)
+
+    monkeypatch.setattr(sets, "save_file", save_file)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_neither_the_run_nor_the_older_ones(
+    tmp_path, monkeypatch
+):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    full_disk(monkeypatch, 2, (4, 5, 6))
+    config, folder = cut_run(tmp_path / "cut", rounds=7)
+    assert sets.rounds_here(folder, 0) == [3, 2]
+    summary = run_threads(resumed(config))
+    assert summary["resumed_after_rounds"] == [3]
+    assert len(summary["warnings"]) == 3
+    assert all("No space left" in text and "rank 2" in text for text in summary["warnings"])
+    assert same_run(whole, summary)
+    assert sets.all_rounds(Path(summary["folder"])) == [7, 3]
+
+
+def test_something_in_the_way_of_a_checkpoint_is_a_warning_too(tmp_path):
+    def block_way(run, result):
+        if run.transport.rank == 0 and run.rounds == 1:
+            (run.path / "checkpoints").write_text("")
+        if run.transport.rank == 0 and run.rounds == 7:
+            (run.path / "checkpoints").unlink()
+
+    summary = run_threads(tiny(tmp_path, run__checkpoint_rounds=3), after_round=block_way)
+    assert len(summary["warnings"]) == 2
+    assert all("cannot be written" in text for text in summary["warnings"])
+
+
+def asked_at(rank, rounds, config, reason="SIGTERM"):
+    """Run with a stop asked of `rank` while it is in round number `rounds` (from 1)."""
+    asked = [Asked() for _ in config.block_of_rank]
+
+    def ask(run, result):
+        if run.transport.rank == rank and run.rounds == rounds:
+            asked[rank].reason = reason
+
+    world = ThreadsWorld(len(config.block_of_rank))
+    return world.run(lambda t: train(config, t, after_round=ask, asked=asked[t.rank]))[0]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    "over",
+    [
+        {},
+        {"transport__pattern": "allgather"},
+        {"labels__holder": "server"},
+        {"labels__holder": "party:3"},
+    ],
+)
+def test_a_stop_asked_of_any_rank_ends_all_after_the_same_round(tmp_path, rank, over):
+    whole = run_threads(tiny(tmp_path / "whole", **over))
+    config = tiny(tmp_path / "cut", run__checkpoint_s=0, **over)
+    with pytest.raises(Preempted, match=rf"after round 4 of 8 \(SIGTERM at rank {rank}\)") as stop:
+        asked_at(rank, 3, config)
+    assert stop.value.exit_code == 75
+    (folder,) = Path(config.run.folder).iterdir()
+    assert f"--resume {folder}" in str(stop.value)
+    assert not list(folder.glob("error.*"))
+    summary = run_threads(resumed(config, folder))
+    assert summary["resumed_after_rounds"] == [4]
+    assert same_run(whole, summary)
+
+
+def test_a_stop_asked_in_the_last_round_lets_the_run_finish(tmp_path):
+    assert asked_at(1, 8, tiny(tmp_path))["rounds"] == 8
+    assert asked_at(1, 7, tiny(tmp_path))["rounds"] == 8
+
+
+def test_a_limit_on_the_seconds_stops_and_the_run_ends_in_pieces(tmp_path):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    config = tiny(tmp_path / "cut", run__max_seconds=1e-9)
+    for done in range(1, 8):
+        with pytest.raises(Preempted, match=rf"round {done} of 8 \(run.max_seconds = 1e-09 at"):
+            run_threads(resumed(config))
+    summary = run_threads(resumed(config))
+    assert summary["resumed_after_rounds"] == list(range(1, 8))
+    assert same_run(whole, summary)
+
+
+def test_a_stop_that_cannot_be_written_is_an_error_and_no_preemption(tmp_path, monkeypatch):
+    full_disk(monkeypatch, 1, (4,))
+    with pytest.raises(ConfigError, match=r"rank 1: run folder .*No space left"):
+        asked_at(2, 3, tiny(tmp_path, **EVERY))
+    (folder,) = tmp_path.iterdir()
+    assert sets.rounds_here(folder, 0) == [3, 2]
+
+
+def test_a_clock_that_jumps_moves_no_checkpoint_and_no_stop(tmp_path, monkeypatch):
+    jumps = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: 1e6 * (-1) ** next(jumps) * next(jumps))
+    summary = run_threads(tiny(tmp_path, run__checkpoint_s=3600, run__max_seconds=3600))
+    assert summary["rounds"] == 8
+    assert sets.all_rounds(Path(summary["folder"])) == []
+
+
+def test_auto_starts_afresh_where_there_is_nothing_to_go_on_with(tmp_path):
+    assert run_threads(resumed(tiny(tmp_path / "new")))["resumed_after_rounds"] == []
+    interrupted(tiny(tmp_path), 2)  # without a checkpoint
+    other, _ = cut_run(tmp_path, name="tiny-2")
+    assert run_threads(resumed(tiny(tmp_path)))["resumed_after_rounds"] == []
+    assert run_threads(resumed(other))["resumed_after_rounds"] == [5]
+
+
+def test_auto_leaves_a_finished_run_as_it_is(tmp_path):
+    config = tiny(tmp_path)
+    summary = run_threads(config)
+    written = {p: p.stat().st_mtime_ns for p in Path(summary["folder"]).rglob("*")}
+    assert run_threads(resumed(config)) == summary
+    assert run_threads(resumed(config, summary["folder"])) == summary
+    assert {p: p.stat().st_mtime_ns for p in Path(summary["folder"]).rglob("*")} == written
+    again = run_threads(resumed(tiny(tmp_path, seed=3)))  # not that run: a fresh one
+    assert again["folder"] != summary["folder"]
+
+
+def test_a_folder_that_is_no_run_or_has_no_checkpoint_is_one_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.toml: cannot be read"):
+        run_threads(resumed(tiny(tmp_path), tmp_path / "nowhere"))
+    folder = interrupted(tiny(tmp_path), 2)
+    with pytest.raises(DataError, match="holds no complete checkpoint"):
+        run_threads(resumed(tiny(tmp_path), folder))
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
+    config, folder = cut_run(tmp_path)
+    (folder / "run.lock").unlink()
+    (folder / "run.lock").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run_threads(resumed(config))
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from hpcvfl.engine.lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_jobs_in_one_run_folder_are_refused_until_the_first_is_dead(tmp_path):
+    config, folder = cut_run(tmp_path)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        assert other.stdout.readline() == "held\n"
+        for how in ("auto", folder):
+            with pytest.raises(ConfigError, match=rf"another job is in it \(pid {other.pid} on "):
+                run_threads(resumed(config, how))
+    finally:
+        other.kill()  # as a kill -9 of a job: nothing is cleaned up
+        other.wait()
+        other.stdin.close()
+        other.stdout.close()
+    assert run_threads(resumed(config))["resumed_after_rounds"] == [5]
+
+
+def test_a_run_holds_its_lock_to_its_end(tmp_path):
+    held = []
+
+    def keep(run, result):
+        if run.transport.rank == 0 and run.rounds == 1:
+            words = [sys.executable, "-c", HOLD, str(run.path)]
+            held.append(
+                subprocess.run(
+                    words, capture_output=True, text=True, env=environment(), check=False
+                )
+            )
+
+    summary = run_threads(tiny(tmp_path), after_round=keep)
+    assert "another job is in it" in held[0].stderr
+    RunLock(Path(summary["folder"])).release()
+
+
+def test_the_asynchronous_driver_refuses_to_be_kept_or_resumed(tmp_path):
+    over = {"algorithm__driver": "vafl", "labels__holder": "server"}
+    for asks in ({"run__resume": "auto"}, EVERY, {"run__max_seconds": 9.0}, {"run__requeue": True}):
+        with pytest.raises(ConfigError, match="'vafl' writes no checkpoints"):
+            tiny(tmp_path, **over, **asks)
+    run_threads(tiny(tmp_path, **over))
+    assert not list(tmp_path.glob("*/checkpoints/round-*"))
+
+
+def test_the_command_line_says_it_in_one_line_with_the_status_of_try_again(tmp_path, capsys):
+    words = ["train", write_config(tmp_path)]
+    assert main([*words, "--max-seconds", "1e-9"]) == 75
+    said = [x for x in capsys.readouterr().err.splitlines() if x.startswith("hpcvfl: ")]
+    assert len(said) == 1
+    assert "stopped after round 1 of 8 (run.max_seconds = 1e-09 at rank 0" in said[0]
+    assert main([*words, "--resume", "auto"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["resumed_after_rounds"] == [1]
+    assert "resume" not in (folder / "config.toml").read_text()
+    assert main([*words, "--resume", "auto"]) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert main([*words, "--resume", str(folder), "--seed", "4"]) == 2
+    assert "seed is 4, the run has 0" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""Signals that ask a run to stop, the word to Slurm, and books that go on."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.runs import tiny
+
+from hpcvfl.books import open_book, settle
+from hpcvfl.cli import load_config
+from hpcvfl.clock import PhaseClock
+from hpcvfl.config import digest
+from hpcvfl.engine.folder import put_in_place, write_whole
+from hpcvfl.engine.lock import RunLock
+from hpcvfl.engine.preempt import SIGNALS, Asked, requeue
+from hpcvfl.errors import ConfigError
+from hpcvfl.ledger import Meter
+from hpcvfl.transport.launcher import slurm_job
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_sets_a_flag_and_does_nothing_else(number):
+    asked = Asked()
+    before = signal.getsignal(number)
+    asked.listen()
+    try:
+        assert asked.reason == ""
+        os.kill(os.getpid(), number)
+        assert asked.reason == number.name
+    finally:
+        asked.close()
+    assert signal.getsignal(number) == before
+    asked.close()
+
+
+def scontrol(folder, monkeypatch, status):
+    """A scontrol that notes its words and ends with `status`."""
+    program = folder / "scontrol"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" > {folder}/said\necho "no such job" >&2\nexit {status}\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "1234")
+
+
+def test_slurm_is_told_to_start_the_job_again(tmp_path, monkeypatch):
+    scontrol(tmp_path, monkeypatch, 0)
+    assert requeue() == "job 1234 is requeued"
+    assert (tmp_path / "said").read_text() == "requeue 1234\n"
+
+
+def test_what_keeps_a_job_from_being_requeued_is_said(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert requeue() == "not requeued: this is no Slurm job"
+    scontrol(tmp_path, monkeypatch, 1)
+    assert requeue() == "not requeued: scontrol requeue 1234: no such job"
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert "not requeued: scontrol requeue 1234: " in requeue()
+    assert slurm_job({}) is None
+
+
+def test_a_book_goes_on_after_what_was_kept(tmp_path):
+    path = tmp_path / "book"
+    first = open_book(path)
+    first.write("one\n")
+    assert settle(first) == 4
+    first.write("two\n")
+    first.close()
+    again = open_book(path, 4)
+    again.write("three\n")
+    assert settle(again) == 10
+    again.close()
+    assert path.read_text() == "one\nthree\n"
+    open_book(path).close()
+    assert path.read_text() == ""
+
+
+def test_bookings_and_seconds_of_earlier_parts_are_added():
+    before, meter = Meter(), Meter()
+    before.phase = meter.phase = "train"
+    before.record(1, "embed", "in", 10, 40)
+    before.record(2, "head", "out", 5, 20)
+    meter.record(1, "embed", "in", 7, 28)
+    meter.add(json.loads(json.dumps(before.table())))
+    assert meter.received() == (17, 68)
+    assert meter.table()[0]["messages"] == 2
+    clock = PhaseClock()
+    clock.add({"wire": 100.0}, 250.0)
+    assert clock.training_s() >= 100
+    assert clock.total_s() >= 250 > clock.elapsed()
+
+
+def test_a_file_is_put_in_place_whole(tmp_path):
+    (tmp_path / "aside").write_bytes(b"abc")
+    assert put_in_place(tmp_path / "aside", tmp_path / "file") == 3
+    write_whole(tmp_path / "file", "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "text"
+    with pytest.raises(OSError):
+        write_whole(tmp_path / "nowhere" / "file", "text")
+
+
+def test_short_options_are_those_of_the_section():
+    config = load_config(["digits", "--resume", "auto", "--max-seconds", "60"])
+    assert (config.run.resume, config.run.max_seconds) == ("auto", 60)
+    plain = load_config(["digits"])
+    assert (plain.run.resume, plain.run.max_seconds, plain.run.checkpoint_s) == ("never", None, 300)
+    assert digest(config) == digest(plain)
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"run__checkpoint_s": -1.0},
+        {"run__checkpoint_rounds": 0},
+        {"run__keep_checkpoints": 0},
+        {"run__max_seconds": 0.0},
+        {"run__resume": ""},
+    ],
+)
+def test_fields_that_make_no_sense_are_refused(over):
+    with pytest.raises(ConfigError, match="config: run"):
+        tiny("runs", **over)
+
+
+def test_a_lock_file_says_who_has_it(tmp_path):
+    lock = RunLock(tmp_path)
+    said = json.loads(Path(tmp_path / "run.lock").read_text())
+    assert said["pid"] == os.getpid()
+    assert said.keys() == {"pid", "host", "since"}
+    lock.release()
+    lock.release()
