@@ -38,6 +38,14 @@ RUNS = {
     "cosine": {"optimizer__schedule": "cosine"},
     "batch norm": {"model__tower": "support.modules:BatchNormTower"},
     "dropout": {"model__tower": "support.modules:DropoutTower"},
+    "one round ahead": {"algorithm__pipeline": 1, "codec": "topk:k=2", **SPEEDS},
+    "one round ahead, ef": {
+        "algorithm__pipeline": 1,
+        "codec": f"ef({GAUSS})",
+        "head_codec": "ef16(scalar:bits=2)",
+        "model__tower": "support.modules:DropoutTower",
+        "optimizer__schedule": "adaptive",
+    },
     "tied weights": {"model__tower": "support.modules:TiedTower"},
     "private labels, ef both ways": {**PRIVATE, **FED, **MOMENTUM},
     "private labels, top-k": {**PRIVATE, "codec": "topk:k=2"},
@@ -74,6 +82,15 @@ def test_whatever_lasts_from_round_to_round_is_in_a_checkpoint(tmp_path, name):
     summary = run_threads(resumed(config))
     assert summary["resumed_after_rounds"] == [5]
     assert same_run(whole, summary)
+
+
+@pytest.mark.parametrize("cut", [3, 4, 7])
+def test_frames_that_came_a_round_ahead_are_not_lost(tmp_path, cut):
+    over = {"algorithm__pipeline": 1, "codec": "none", "head_codec": "none"}
+    whole = run_threads(tiny(tmp_path / "whole", **over))
+    config = tiny(tmp_path / "cut", **over, **EVERY)
+    interrupted(config, cut + 1)
+    assert same_run(whole, run_threads(resumed(config)))
 
 
 def test_blocks_with_optimizers_and_codecs_of_their_own_go_on(tmp_path):
