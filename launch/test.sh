@@ -40,7 +40,7 @@ done
 for script in bench/*.py; do
     if grep -q -e '--smoke' "$script"; then
         step "$script --smoke"
-        timeout -k 10 120 python "$script" --smoke
+        timeout -k 10 180 python "$script" --smoke
     fi
 done
 
@@ -53,5 +53,5 @@ timeout -k 10 1200 python -m pytest -q -n 2 tests/unit tests/property tests/gold
     --ignore tests/unit/test_readme.py
 
 step "tests that start ranks, and the blocks of the README"
-timeout -k 10 900 python -m pytest -q tests/ranks tests/unit/test_readme.py \
+timeout -k 10 1500 python -m pytest -q tests/ranks tests/unit/test_readme.py \
     "${turns[@]/#/--ignore=}"
