@@ -90,7 +90,7 @@ DATASETS: dict[str, dict[str, Any]] = {
     },
     "fashion-mnist": {
         "model.tower": "mlp",  # the cnn takes ten minutes a cell on one core
-        "algorithm.target_accuracy": 0.85,
+        "algorithm.target_accuracy": 0.80,
         "algorithm.epochs": 6,
         "data.batch_size": 1000,
     },
@@ -172,11 +172,17 @@ def cells() -> list[Cell]:
     return out
 
 
+def at_target(result: dict[str, Any]) -> dict[str, Any] | None:
+    """The evaluation that first reached the target of its dataset; None: there is none."""
+    target = DATASETS[result["cell"]["dataset"]]["algorithm.target_accuracy"]
+    return next((line for line in result["curve"] if line["test_accuracy"] >= target), None)
+
+
 def times_to_target(result: dict[str, Any]) -> dict[int, float | None]:
     """Virtual time at each cost of communication; None where the target was missed."""
-    if not result["reached"]:
+    last = at_target(result)
+    if last is None:
         return dict.fromkeys(COSTS)
-    last = result["curve"][-1]
     if result["cell"]["algorithm"] == "vafl":  # its clock has the cost of communication in it
         units = last["units"] + units_to_fill(result["cell"])
         return {c: units if c == result["cell"]["cost"] else None for c in COSTS}
@@ -259,7 +265,8 @@ def tried(cell: Cell, run: bool) -> dict[float, float] | None:
             if best_of(found) == rate:
                 # Of vafl a round of the config is an update of every party.
                 per_round = SETS[cell.speeds]["num_parties"] if cell.algorithm == "vafl" else 1
-                most_rounds = result["rounds"] // per_round
+                reached = at_target(result)
+                most_rounds = reached["round"] // per_round if reached else None
         if not waiting and found:
             best = best_of(found)
             beyond = {min(seen): best / 2, max(seen): best * 2}.get(best)
@@ -323,7 +330,9 @@ def tabulate(report: Report) -> None:
             text = f"{mean:.0f} +- {spread:.0f}" if reached else "never"
             ran = "" if len(results) == len(SEEDS) else f", {len(results)} run"
             row[f"time_{cost}"] = f"{text} ({reached}/{len(SEEDS)}{ran})" if same else ""
-        received = [r["wire_bytes"] / 1e6 for r in results if "wire_bytes" in r]
+        # Up to the target; of a miss, of the whole run.
+        ends = [at_target(r) or (r["curve"] or [None])[-1] for r in results]
+        received = [line["wire_bytes"] / 1e6 for line in ends if line]
         row["MB"] = f"{statistics.mean(received):.2f}" if received else "diverged"
         report.row(**row)
 

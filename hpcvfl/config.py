@@ -157,7 +157,7 @@ class Config(Section):
             (keeps, "writes no checkpoints; leave run.resume, run.checkpoint_rounds,"
              " run.max_seconds and run.requeue out"),
             (self.labels.holder != "server", "needs labels.holder = 'server'"),
-            (algorithm.local_steps != 1, "takes one step a message; leave local_steps at 1"),
+            (algorithm.local_steps != 1, "takes one step a message; set local_steps to 1"),
             (algorithm.pipeline, "waits for nobody; leave algorithm.pipeline at 0"),
             (steps.policy == "script" or steps.trace, "needs steps.policy fixed, wall-clock or"
              " virtual with steps.speeds"),

@@ -60,8 +60,8 @@ def one_line(box: str) -> str:
     text = re.sub(r"1 validation error for \w+ ([\w.]+)", r"\1:", text)
     text = text.replace(": Value error, ", ": ")
     text = re.sub(r" \[type=\w+, input_value=(.*?), input_type=.*$", r" (it is \1)", text)
-    # Of a rule between sections pydantic shows the whole config.
-    text = re.sub(r"^Error parsing Config: Value: error, (.*) \(it is \{.*\}\)$", r"\1", text)
+    # Of a rule between fields pydantic shows the whole section, or config.
+    text = re.sub(r"^Error parsing (Config|\w+): Value: error, (.*) \(it is \{.*\}\)$", _rule, text)
     names = [f"--{path.replace('_', '-')}" for path, _ in all_fields()]
     unknown = text.partition("Unrecognized options: ")[2].split(",")[0]
     near = difflib.get_close_matches(unknown, names, n=2)
@@ -70,6 +70,11 @@ def one_line(box: str) -> str:
         f"command line: {text or 'cannot be read'}{hint};"
         " `hpcvfl train digits --help` lists the fields"
     )
+
+
+def _rule(found: re.Match[str]) -> str:
+    section = "" if found[1] == "Config" else f"{found[1]}: "
+    return section + found[2]
 
 
 def as_toml(text: str) -> Any:
@@ -102,7 +107,7 @@ def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int,
             rest.append(SHORT.get(word, word))
             continue
         block, _, field = path.partition(".")
-        if not block.isdecimal() or not field or value is None:
+        if not re.fullmatch(r"[0-9]{1,5}", block) or not field or value is None:
             raise ConfigError(
                 f"command line: --party {path}: due is --party K.section.field value,"
                 " e.g. --party 2.codec scalar:bits=2"
@@ -115,7 +120,7 @@ def take_party_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[int,
 
 def _slow(text: str) -> tuple[str, str]:
     """ "party=2,factor=4" -> ("2.steps.slow_factor", "4"); ConfigError for anything else."""
-    found = re.fullmatch(r"party=(\d+),factor=([^,]+)", text)
+    found = re.fullmatch(r"party=(\d{1,5}),factor=([0-9.eE+-]{1,30})", text)
     if not found:
         raise ConfigError(
             f"command line: --slow {text}: due is --slow party=K,factor=F, e.g. --slow"

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 Scope = Literal["shared", "how", "local"]
 SHARED: Any = {"scope": "shared"}
@@ -238,21 +247,31 @@ class StepsConfig(Section):
         own = needs.get(self.policy, ())
         given = {name for names in needs.values() for name in names if getattr(self, name)}
         # Whether wall-clock needs its timeout is the driver's to say (config.py).
-        if own and len(given & set(own)) != 1 and self.policy != "wall-clock":
+        if own and not given & set(own) and self.policy != "wall-clock":
             raise ValueError(f"policy {self.policy!r} needs one of: {', '.join(own)}")
+        if len(given & set(own)) > 1:
+            raise ValueError(f"policy {self.policy!r} takes one of {', '.join(own)}, not both")
         if given - set(own):
-            raise ValueError(f"{sorted(given - set(own))[0]} is not for policy {self.policy!r}")
+            name = sorted(given - set(own))[0]
+            raise ValueError(
+                f"{name} is not for policy {self.policy!r}; unset it"
+                f" (--steps.{name.replace('_', '-')} None on the command line)"
+            )
         if self.policy != "virtual" and (self.sync != "none" or self.timeout_units):
             raise ValueError("sync and timeout_units are for policy 'virtual'")
         return self
 
 
+def _a_holder(text: str) -> str:
+    if not re.fullmatch(r"all|server|party:[1-9][0-9]{0,4}", text):
+        raise ValueError("due is all, server or party:K with K from 1")
+    return text
+
+
 class LabelsConfig(Section):
     """Who holds the labels, and what the others get in their place."""
 
-    holder: Annotated[
-        str, Field(pattern=r"^(all|server|party:[1-9][0-9]{0,4})$", json_schema_extra=SHARED)
-    ] = "all"
+    holder: Annotated[str, AfterValidator(_a_holder), Field(json_schema_extra=SHARED)] = "all"
     """all: every rank holds them (C-VFL); server: private, each party gets only the gradient of the
     loss at its embedding, as it was when the round began; party:K: the same with the server in the
     process of party K, which holds the labels: M parties are M ranks, rank 0 is that party's.

@@ -149,6 +149,9 @@ def read_header(frame_B: Bytes, due: Header, checksum_payload: bool = False) -> 
     for name, value in (("squared_error", squared_error), ("energy", energy)):
         if not 0 <= value < math.inf:
             raise WireError(f"{where()}: {name} is {value}, due a sum of squares")
+    for name, value in (("w_bar", w_bar), ("seconds", seconds)):
+        if not 0 <= value < math.inf:
+            raise WireError(f"{where()}: {name} is {value}, due a number that is not negative")
     summed = bool(flags & _HAS_PAYLOAD_CRC)
     if summed != checksum_payload:
         word = "unexpected" if summed else "expected"

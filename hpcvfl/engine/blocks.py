@@ -138,15 +138,14 @@ class Block(ABC):
         own module. Nothing is changed by it.
         """
         parameters = [p for p in self.module.parameters() if p.requires_grad]
-        if not parameters:
-            return 0.0
         state = torch.default_generator.get_state()
         for norm in self._norms:
             norm.track_running_stats = False
         for _ in range(2):
             since = time.monotonic()
-            out = self.module(self._trial_input(rows_N))
-            torch.autograd.grad(out.sum(), parameters, allow_unused=True)
+            out = self._trial_output(rows_N)
+            if parameters and out.requires_grad:
+                torch.autograd.grad(out.sum(), parameters, allow_unused=True)
             spent = time.monotonic() - since
         for norm in self._norms:
             norm.track_running_stats = True
@@ -154,7 +153,7 @@ class Block(ABC):
         return spent
 
     @abstractmethod
-    def _trial_input(self, rows_N: Array) -> torch.Tensor: ...
+    def _trial_output(self, rows_N: Array) -> torch.Tensor: ...
 
     def _embeddings(self, batch_size: int) -> list[torch.Tensor]:
         """`num_buffers` tensors of shape (N, P), kept per batch size; torch aligns them."""
@@ -200,8 +199,9 @@ class Server(Block):
         torch.default_generator.set_state(state)
         return [g.contiguous().numpy() for g in torch.autograd.grad(loss, parts)]
 
-    def _trial_input(self, rows_N: Array) -> torch.Tensor:
-        return torch.cat(self._embeddings(len(rows_N)), dim=1)
+    def _trial_output(self, rows_N: Array) -> torch.Tensor:
+        out: torch.Tensor = self.module(torch.cat(self._embeddings(len(rows_N)), dim=1))
+        return out
 
     def evaluate(self, embeddings: Sequence[torch.Tensor]) -> tuple[float, float]:
         """(mean loss, accuracy) of the test rows from everybody's uncompressed embeddings, in eval
@@ -259,8 +259,8 @@ class Tower(Block):
         kept_NP, self._own_NP = self._own_NP, None
         return self._embed(self._x) if kept_NP is None else kept_NP
 
-    def _trial_input(self, rows_N: Array) -> torch.Tensor:
-        return self._train_x()[torch.from_numpy(rows_N)]
+    def _trial_output(self, rows_N: Array) -> torch.Tensor:
+        return self._embed(self._train_x()[torch.from_numpy(rows_N)])
 
     def test_embedding(self) -> Array:
         """Embedding of all test rows in eval mode, shape (test rows, P)."""

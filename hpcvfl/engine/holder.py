@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,7 +17,7 @@ from hpcvfl.codecs.base import Array
 from hpcvfl.config import Config
 from hpcvfl.data import Shard
 from hpcvfl.engine.blocks import Block, PrivateParty, Server
-from hpcvfl.errors import DataError
+from hpcvfl.errors import DataError, NonFiniteError
 
 
 class Holder(Server):
@@ -56,7 +57,7 @@ class Holder(Server):
         """Of both blocks; rates: the server's, the party's."""
         if self._steps:
             self.own_w_bar = self.own.optimizer.weights(self._steps).w_bar
-        self._steps = 0
+        self._steps, self._round = 0, round_index
         with self._own_random():
             self.own.begin_round(round_index, rows_N, rates[1])
         super().begin_round(round_index, rows_N, rates[0])
@@ -73,6 +74,12 @@ class Holder(Server):
         """Puts the own embedding in its place among those that arrive; nothing is sent."""
         with self._own_random():
             (embedding_NP,) = self.own.message()
+        # Codecs look at what travels; this does not.
+        if not np.isfinite(embedding_NP).all():
+            raise NonFiniteError(
+                f"block {self.own.block}, round {self._round}: NaN or Inf in its embedding; a"
+                " smaller optimizer.lr may help"
+            )
         self._embeddings(len(self._rows))[self.own.block - 1].copy_(torch.from_numpy(embedding_NP))
         return super().message()
 

@@ -95,7 +95,7 @@ def require_no_step_too_far(config: OptimizerConfig, lr: float, where: str) -> N
     """
     rate = lr * max(config.step_rates, default=1.0)
     shrink = config.proximal + config.weight_decay
-    if rate * shrink >= 1:
+    if not rate * shrink < 1:  # nor if it is NaN
         field = "proximal" if config.proximal else "weight_decay"
         raise ConfigError(
             f"{where}: optimizer.{field} = {getattr(config, field):g}: the rate of a step of this"

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -217,7 +218,7 @@ def read_steps(path: Path, num_blocks: int) -> tuple[np.ndarray, tuple[int, ...]
     Raises DataError that names the line and what is due.
     """
     path = path / "steps.jsonl" if path.is_dir() else path
-    rows = []
+    rows: list[Any] = []
     expected: tuple[int, ...] = ()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -234,6 +235,8 @@ def read_steps(path: Path, num_blocks: int) -> tuple[np.ndarray, tuple[int, ...]
             sound = sound and len(taus) == len(first) == num_blocks
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             sound, taus, first = False, [], []
+        if '"update"' in text and not sound:
+            raise DataError(f"{path}: is of an asynchronous run, which cannot be replayed")
         if not sound:
             raise DataError(
                 f"{path}, line {number + 1}: {text[:60]!r}; due: round {number} and tau, a positive"

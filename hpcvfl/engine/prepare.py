@@ -37,6 +37,9 @@ from hpcvfl.transport.base import Transport
 from hpcvfl.transport.delayed import Delayed
 from hpcvfl.transport.metered import Metered
 
+MOST_EXPECTED = 1_000_000
+"""Steps that a block without parameters, say, is expected to take in round 0 at most."""
+
 
 @dataclass
 class Run:
@@ -107,12 +110,12 @@ def prepare(
     broken: list[str] = []
     if chosen:
         part, broken = pick(chosen.path, due_of(config, block, plan), transport)
+    data = config.data
+    batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
+    total = each(transport, lambda: rounds_due(config, batches, plan))
     home = chosen or fresh_folder(config, transport)
     messages, steps = open_books(config, transport, meter, home.path, part)
     clock.to("start")
-    data = config.data
-    batches = Batches(block.shard.num_rows, data.batch_size, config.seed, data.shuffle)
-    total = rounds_due(config, batches, plan)
 
     # On all ranks or none: the memories of error feedback may not fit.
     swap = each(transport, lambda: make_exchange(config, transport, agreement))
@@ -220,7 +223,7 @@ def tried_steps(
     if not isinstance(policy, WallClockSteps):
         return []
     step_s = block.trial_step_s(batches.rows(0)) * policy.slow_factor
-    steps = max(1, int(policy.timeout_s / max(step_s, 1e-9)))
+    steps = min(max(1, int(policy.timeout_s / max(step_s, 1e-9))), MOST_EXPECTED)
     told = exchange(transport, [(b.block, steps) for b in block.blocks])
     return [count for _, count in sorted(pair for pairs in told for pair in pairs)]
 

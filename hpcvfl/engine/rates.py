@@ -29,6 +29,13 @@ def learning_rate(
     return optimizer.lr
 
 
+def rate_before_the_first(a: float, tau: int) -> float:
+    """The rate whose weights stand for those of the round before round 0, of which tau is expected:
+    A / tau. Only a proximal term and weight decay make weights depend on it.
+    """
+    return a / tau
+
+
 def adaptive_rate(schedule: str, a: float, tau: int, w_bar: float, total: float) -> float:
     """The rate of a round from the steps of the one before.
 

@@ -19,7 +19,12 @@ from hpcvfl.engine.keeper import Keeper
 from hpcvfl.engine.observer import Observer, Silent
 from hpcvfl.engine.preempt import Asked
 from hpcvfl.engine.prepare import Run, prepare
-from hpcvfl.engine.rates import ADAPTIVE, adaptive_rate, learning_rate
+from hpcvfl.engine.rates import (
+    ADAPTIVE,
+    adaptive_rate,
+    learning_rate,
+    rate_before_the_first,
+)
 from hpcvfl.engine.resume import choose
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
@@ -148,7 +153,7 @@ def rate_of(run: Run, block: Block, round_index: int) -> float:
     if round_index == 0:
         # Algorithm 2: tau of round 0 by prior knowledge, or by trying.
         tau = run.expected_B[block.block]
-        rate = optimizer.lr
+        rate = rate_before_the_first(optimizer.lr, tau)
     else:
         tau, rate = run.last.tau, block.optimizer.lr
     w_bar = weights_of(optimizer, rate, tau).w_bar

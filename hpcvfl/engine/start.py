@@ -101,6 +101,10 @@ def build_block(config: Config, number: int) -> Block:
     party holds has that party's tower beside it.
     """
     own = config.for_block(number)
+    if number == 0 and config.holder_party and own.data.root is None:
+        # The labels are that party's, and so is their file.
+        root = config.for_block(config.holder_party).data.root
+        own = own.model_copy(update={"data": own.data.model_copy(update={"root": root})})
     torch.set_num_threads(own.threads)
     dtype = getattr(torch, own.dtype)
     labels = number == 0 or not own.private_labels

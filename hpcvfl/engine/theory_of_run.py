@@ -32,7 +32,12 @@ from hpcvfl.config import Config
 from hpcvfl.engine import folder
 from hpcvfl.engine.checkpoint import load_block
 from hpcvfl.engine.policies import plan_of, read_steps
-from hpcvfl.engine.rates import ADAPTIVE, adaptive_rate, learning_rate
+from hpcvfl.engine.rates import (
+    ADAPTIVE,
+    adaptive_rate,
+    learning_rate,
+    rate_before_the_first,
+)
 from hpcvfl.engine.smoothness import JointModel, Smoothness, gradient_variance
 from hpcvfl.engine.weights import Weights, prefix_total, weights_of
 from hpcvfl.errors import DataError
@@ -103,10 +108,12 @@ def rounds_of_block(
             known[key] = weights_of(optimizer, rate, tau), prefix_total(optimizer, rate, tau)
         return known[key]
 
-    tau_before, before = expected, of_round(expected, optimizer.lr)[0]
+    adaptive = optimizer.schedule in ADAPTIVE
+    first = rate_before_the_first(optimizer.lr, expected) if adaptive else optimizer.lr
+    tau_before, before = expected, of_round(expected, first)[0]
     rows, alpha, alpha_sum = [], 0.0, 0.0
     for r, tau in enumerate(tau_R.tolist()):
-        if optimizer.schedule in ADAPTIVE:
+        if adaptive:
             rate = adaptive_rate(
                 optimizer.schedule, optimizer.lr, tau_before, before.w_bar, before.total
             )

@@ -29,8 +29,10 @@ exponent tau - t + 1, which is also met, is two too large.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcvfl.errors import ConfigError
 from hpcvfl.sections import OptimizerConfig
 
 
@@ -67,11 +69,12 @@ def weights_of(config: OptimizerConfig, lr: float, num_steps: int) -> Weights:
     """The weights of a round of `num_steps` >= 1 local steps at the round's rate `lr`.
 
     For every combination of the rules of sgd; 1 each where eq. (8) does not hold (`why_not`).
-    They hold for a parameter on which the loss of every local step depends.
+    They hold for a parameter on which the loss of every local step depends. Raises ConfigError if
+    they are beyond what a float holds.
     """
     assert num_steps >= 1, num_steps
     w = (1.0,) * num_steps if why_not(config) else _unit_impulses(config, lr, num_steps)
-    return Weights(w, max(w), math.fsum(w))
+    return Weights(w, max(w), _sum(w, lr))
 
 
 def prefix_total(config: OptimizerConfig, lr: float, num_steps: int) -> float:
@@ -88,12 +91,26 @@ def prefix_total(config: OptimizerConfig, lr: float, num_steps: int) -> float:
         maxima = [0.0]
         for w in reversed(_unit_impulses(config, lr, num_steps)):
             maxima.append(max(maxima[-1], w))
-        return math.fsum(maxima)
+        return _sum(maxima, lr)
     largest = [0.0] * num_steps
     for t in range(1, num_steps + 1):
         for s, w in enumerate(_unit_impulses(config, lr, t)):
             largest[s] = max(largest[s], w)
-    return math.fsum(largest)
+    return _sum(largest, lr)
+
+
+def _sum(w: Sequence[float], lr: float) -> float:
+    """The sum of finite weights; ConfigError if there is none."""
+    try:
+        total = math.fsum(w)
+    except OverflowError:
+        total = math.inf
+    if not math.isfinite(total):
+        raise ConfigError(
+            f"optimizer: the weights of {len(w)} local steps at rate {lr:g} are beyond what a float"
+            " holds; lower optimizer.lr, step_rates, proximal or weight_decay"
+        )
+    return total
 
 
 def _unit_impulses(config: OptimizerConfig, lr: float, num_steps: int) -> tuple[float, ...]:

@@ -17,6 +17,8 @@ def closing_table(summary: dict[str, Any]) -> str:
         (f"{summary['evaluated_on']} accuracy", f"{metrics['accuracy']:.4f}"),
         ("loss", f"{metrics['loss']:.4f}, {metrics['train_loss']:.4f} on the last batch"),
         ("rounds", f"{summary['rounds']}"),
+        ("steps a round", steps_of(summary)),
+        *([("virtual units", f"{summary['units']:g}")] if "virtual" in steps_of(summary) else []),
         ("codec", embedding_codecs(summary)),
         (f"codec of the {server_sends(summary)}", summary["codec"][0]),
         ("wire bytes, measured", f"{wire:,}"),
@@ -31,6 +33,11 @@ def closing_table(summary: dict[str, Any]) -> str:
             (f"  {phase}", f"{server_s:.2f} server, {seconds['slowest_party'][phase]:.2f} party")
         )
     return "\n".join([aligned(rows), *(f"warning: {w}" for w in summary.get("warnings", []))])
+
+
+def steps_of(summary: dict[str, Any]) -> str:
+    """Local steps of a block in a round: their number, or the policy."""
+    return str(summary["steps"] if "steps" in summary else summary["local_steps"])
 
 
 def ratio(summary: dict[str, Any]) -> str:
@@ -79,7 +86,7 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> str:
                 s["folder"].rsplit("/", 1)[-1],
                 embedding_codecs(s),
                 f"{server_sends(s)}: {s['codec'][0]}",
-                s["steps"] if "steps" in s else str(s["local_steps"]),
+                steps_of(s),
                 f"{s['metrics']['accuracy']:.4f}",
                 str(s["rounds"]),
                 f"{s['wire_bytes'] / 1e6:.2f}",

@@ -138,6 +138,18 @@ def test_t3_a_replay_of_a_replay_replays_too(tmp_path):
     assert same_bits(weights(first), weights(second))
 
 
+def test_an_adaptive_rate_begins_with_the_weights_of_a_rate_near_its_own(tmp_path):
+    over = {"optimizer__schedule": "adaptive", "optimizer__lr": 3.0, "optimizer__proximal": 1.0}
+    rates = []
+
+    def keep(run, result):
+        if run.transport.rank == 1:
+            rates.append(run.block.optimizer.lr)
+
+    run_threads(tiny(tmp_path, algorithm__local_steps=100, **over), after_round=keep)
+    assert rates == pytest.approx([0.03] * 8)  # A / tau: w_bar of the proximal rule is 1
+
+
 def test_a_proximal_term_is_judged_by_the_adaptive_rate_not_by_a(tmp_path):
     pulled = {"optimizer__schedule": "adaptive", "optimizer__proximal": 0.6}
     summary = run_threads(tiny(tmp_path, algorithm__local_steps=10, optimizer__lr=2.0, **pulled))

@@ -13,7 +13,7 @@ from hpcvfl.codecs.frame import HEADER_NBYTES
 from hpcvfl.engine.blocks import PrivateParty, Server
 from hpcvfl.engine.prepare import prepare
 from hpcvfl.engine.run import evaluate_run, one_round, train
-from hpcvfl.errors import ConfigError
+from hpcvfl.errors import ConfigError, NonFiniteError
 from hpcvfl.report.tables import closing_table, comparison
 from hpcvfl.transport.base import Wrapper
 from hpcvfl.transport.threads import ThreadsWorld
@@ -394,3 +394,12 @@ def test_gradients_and_trial_steps_disturb_neither_random_numbers_nor_statistics
 
     ThreadsWorld(4).run(work)
     assert min(spent.values()) > 0
+
+
+def test_nan_in_the_embedding_of_a_holder_names_its_block(tmp_path):
+    config = tiny(
+        tmp_path, labels__holder="party:2",
+        party={"2": {"model.tower": "support.modules:ExplodingTower"}},
+    )  # fmt: skip
+    with pytest.raises(NonFiniteError, match=r"block 2, round \d: NaN or Inf in its embedding"):
+        on_ranks(config, lambda t: train(config, t))

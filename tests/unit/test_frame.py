@@ -24,6 +24,14 @@ def test_header_comes_back_as_written():
     assert read_header(frame(header=sent), sent) == sent
 
 
+@pytest.mark.parametrize("name", ["w_bar", "seconds"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_piggybacked_number_that_is_none_is_refused(name, value):
+    sent = DUE._replace(**{name: value})
+    with pytest.raises(WireError, match=f"{name} is .*, due a number that is not negative"):
+        read_header(frame(header=sent), DUE)
+
+
 @pytest.mark.parametrize("checksum", [False, True])
 @pytest.mark.parametrize(("stop", "save"), [(False, True), (True, False), (True, True)])
 def test_what_the_sender_asks_for_comes_with_the_header(stop, save, checksum):

@@ -144,7 +144,7 @@ def test_a_trace_that_is_no_file_is_named(tmp_path):
             {"policy": "virtual", "speeds": [1, -1, 2]},
             "steps.speeds.1 = -1: .*greater than",
         ),
-        ({"policy": "virtual", "speeds": [1, 2], "trace": "ar1"}, "needs one of: speeds, trace"),
+        ({"policy": "virtual", "speeds": [1, 2], "trace": "ar1"}, "speeds, trace, not both"),
         ({"policy": "script"}, "needs one of: replay"),
         ({"timeout_s": 1.0}, "timeout_s is not for policy 'fixed'"),
         ({"sync": "max"}, "sync and timeout_units are for policy 'virtual'"),
@@ -220,6 +220,9 @@ def test_a_bad_log_is_named_by_line(tmp_path, text):
         read_steps(tmp_path, 3)
     (tmp_path / "steps.jsonl").write_text("")
     with pytest.raises(DataError, match="holds no rounds"):
+        read_steps(tmp_path, 3)
+    (tmp_path / "steps.jsonl").write_text('{"update": 0, "party": 1, "message": 0}\n')
+    with pytest.raises(DataError, match="of an asynchronous run, which cannot be replayed"):
         read_steps(tmp_path, 3)
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from hpcvfl.engine.optimizers import LocalOptimizer
-from hpcvfl.engine.weights import Weights, weights_of, why_not
+from hpcvfl.engine.weights import Weights, prefix_total, weights_of, why_not
+from hpcvfl.errors import ConfigError
 from hpcvfl.sections import OptimizerConfig
 
 RHO, D, MU, LAMBDA, LR = 0.9, 0.3, 2.0, 1.5, 0.05
@@ -264,3 +265,18 @@ def test_every_rule_of_sgd_is_covered(fields):
     """Without momentum there is no state that could be kept."""
     local = optimizer_of(fields, [nn.Parameter(torch.zeros(1))])
     assert (local.covered, local.why_not) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "lr", "tau"),
+    [
+        ({"proximal": 1.0}, 10.0, 400),
+        ({"weight_decay": 1.0, "momentum": 0.9}, 10.0, 400),
+        ({"step_rates": (1e308, 1e308)}, 1e-309, 4),
+    ],
+)
+def test_weights_beyond_a_float_are_one_line(fields, lr, tau):
+    config = OptimizerConfig.model_construct(**{**OptimizerConfig().model_dump(), **fields})
+    for weigh in (weights_of, prefix_total):
+        with pytest.raises(ConfigError, match=r"weights of \d+ local steps at rate .* beyond"):
+            weigh(config, lr, tau)
