@@ -34,9 +34,9 @@ from hpcvfl.transport.launcher import mpiexec_path
 RESULTS = Path(__file__).parent / "results" / "flex-wall"
 SEEDS, TUNING_SEED = (0, 1, 2, 3, 4), 100
 RATES = {
-    "flex": (0.05, 0.1, 0.2, 0.4),
-    "adaptive": (0.5, 1.0, 2.0, 4.0),
-    "sync-max": (0.05, 0.1, 0.2, 0.4),
+    "flex": (0.025, 0.05, 0.1),
+    "adaptive": (0.25, 0.5, 1.0),
+    "sync-max": (0.05, 0.1, 0.2),
 }
 """Of `adaptive` they are A."""
 STEPS, TARGET_LOSS = 10, 0.25

@@ -9,7 +9,7 @@ from hpcvfl.engine.run import train
 from hpcvfl.errors import TransportError, WireError
 from hpcvfl.transport.threads import ThreadsWorld
 
-SET_UP_ALLGATHERS = 16
+SET_UP_ALLGATHERS = 20
 """Eight exchanges of text before the first round (what to resume, blocks, plan, its digest, folder,
 books, buffers, what the theory does not cover), each with its lengths.
 """
