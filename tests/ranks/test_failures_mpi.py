@@ -140,10 +140,11 @@ def test_a_stopped_rank_is_named_in_time_and_all_end(tmp_path):
         assert "rank 2" in named[0]
         whose = [x for line in named for x in line.split("; ") if x.startswith("party 2")]
         assert len(whose) == len(named)
-        for words in whose:
+        for line, words in zip(named, whose, strict=True):
+            gathers = ": gather of" in line or ": allgather of" in line
+            assert gathers == (" bytes of " in words and " due, " in words)
             assert words.startswith(f"party 2 (rank 2, host {platform.node()}, pid {pids[2]})")
             assert ", in round " in words or "(last in round " in words
-        assert any(" bytes of embed due, " in words for words in whose)
     finally:
         for pid in pids.values():
             if alive(pid):
