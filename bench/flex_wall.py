@@ -8,7 +8,7 @@ times as long as each of its steps took. Sync-Max: every block takes STEPS steps
 block takes the steps that fit into a timeout, which is what STEPS steps of a party that is not
 slowed take here, measured first; at one rate for all blocks, or at A / steps of each block
 (adaptive). Time counts rounds only (no start, no evaluation) up to the first evaluation whose test
-loss is at most TARGET_LOSS; evaluations are about 0.1 s of rounds apart. Rates are tuned for each
+loss is at most TARGET_LOSS; evaluations are 0.2 to 0.3 s of rounds apart. Rates are tuned for each
 on held-out rows; then five seeds, the algorithms in turn. One recorded run is replayed from its
 numbers of steps and must end with the same bits.
 
