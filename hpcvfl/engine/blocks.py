@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -138,19 +139,29 @@ class Block(ABC):
         own module. Nothing is changed by it.
         """
         parameters = [p for p in self.module.parameters() if p.requires_grad]
+        with self._aside():
+            for _ in range(2):
+                since = time.monotonic()
+                out = self._trial_output(rows_N)
+                if parameters and out.requires_grad:
+                    torch.autograd.grad(out.sum(), parameters, allow_unused=True)
+                spent = time.monotonic() - since
+        return spent
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """A forward in here is beside the round: torch's generator is put back afterwards, and
+        running statistics, which move in the local steps, stay.
+        """
         state = torch.default_generator.get_state()
         for norm in self._norms:
             norm.track_running_stats = False
-        for _ in range(2):
-            since = time.monotonic()
-            out = self._trial_output(rows_N)
-            if parameters and out.requires_grad:
-                torch.autograd.grad(out.sum(), parameters, allow_unused=True)
-            spent = time.monotonic() - since
-        for norm in self._norms:
-            norm.track_running_stats = True
-        torch.default_generator.set_state(state)
-        return spent
+        try:
+            yield
+        finally:
+            for norm in self._norms:
+                norm.track_running_stats = True
+            torch.default_generator.set_state(state)
 
     @abstractmethod
     def _trial_output(self, rows_N: Array) -> torch.Tensor: ...
@@ -190,13 +201,8 @@ class Server(Block):
     def embedding_gradients(self) -> list[Array]:
         """dL/dh_k of each party, shape (N, P), at the embeddings received and the head as it is."""
         parts = [e.detach().requires_grad_() for e in self._embeddings(len(self._rows))]
-        state = torch.default_generator.get_state()
-        for norm in self._norms:  # statistics move in the local steps
-            norm.track_running_stats = False
-        loss = F.cross_entropy(self.module(torch.cat(parts, dim=1)), self._labels_N)
-        for norm in self._norms:
-            norm.track_running_stats = True
-        torch.default_generator.set_state(state)
+        with self._aside():
+            loss = F.cross_entropy(self.module(torch.cat(parts, dim=1)), self._labels_N)
         return [g.contiguous().numpy() for g in torch.autograd.grad(loss, parts)]
 
     def _trial_output(self, rows_N: Array) -> torch.Tensor:
@@ -236,15 +242,9 @@ class Tower(Block):
 
     def message_ahead(self, round_index: int, rows_N: Array) -> list[Array]:
         """See Block; random numbers are those of that round, statistics do not move."""
-        state = torch.default_generator.get_state()
-        self._seed_torch(round_index)
-        for norm in self._norms:
-            norm.track_running_stats = False
-        with torch.no_grad():
+        with self._aside(), torch.no_grad():
+            self._seed_torch(round_index)
             self._ahead_NP = self._embed(self._train_x()[torch.from_numpy(rows_N)]).contiguous()
-        for norm in self._norms:
-            norm.track_running_stats = True
-        torch.default_generator.set_state(state)
         return [self._ahead_NP.numpy()]
 
     def message(self) -> list[Array]:

@@ -140,17 +140,8 @@ def secrets_of(run):
     return out
 
 
-WAYS = {
-    "server": (PRIVATE, {"grad"}),
-    "holder": ({"labels__holder": "party:2"}, {"grad"}),
-    "vafl": (PRIVATE | {"algorithm__driver": "vafl"}, {"grad"}),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_no_label_and_no_head_byte_reaches_a_party(tmp_path, way):
-    over, training_kinds = WAYS[way]
-    config = tiny(tmp_path, **EXACT, **over)
+def recorded(config):
+    """({rank: all that reached it}, secrets of every round) of a run."""
     received, secrets = {}, set()
 
     def work(transport):
@@ -162,8 +153,23 @@ def test_no_label_and_no_head_byte_reaches_a_party(tmp_path, way):
 
         train(config, Recording(transport, into), after_round=keep)
 
+    ThreadsWorld(len(config.block_of_rank)).run(work)
+    return received, secrets
+
+
+WAYS = {
+    "server": (PRIVATE, {"grad"}),
+    "holder": ({"labels__holder": "party:2"}, {"grad"}),
+    "vafl": (PRIVATE | {"algorithm__driver": "vafl"}, {"grad"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_label_and_no_head_byte_reaches_a_party(tmp_path, way):
+    over, training_kinds = WAYS[way]
+    config = tiny(tmp_path, **EXACT, **over)
+    received, secrets = recorded(config)
     ranks = len(config.block_of_rank)
-    ThreadsWorld(ranks).run(work)
     assert len(secrets) > 300
     for rank in range(1, ranks):
         party = config.block_of_rank[rank]
@@ -178,18 +184,7 @@ def test_no_label_and_no_head_byte_reaches_a_party(tmp_path, way):
 
 
 def test_the_search_for_secrets_finds_them_where_labels_are_shared(tmp_path):
-    received, secrets = {}, set()
-
-    def work(transport):
-        into = received[transport.rank] = []
-
-        def keep(run, result):
-            if transport.rank == 0:
-                secrets.update(secrets_of(run))
-
-        train(tiny(tmp_path, **EXACT), Recording(transport, into), after_round=keep)
-
-    ThreadsWorld(4).run(work)
+    received, secrets = recorded(tiny(tmp_path, **EXACT))
     everything = b"|".join(text for _, _, text in received[1])
     found = {owner for owner, secret in secrets if secret in everything}
     assert found == {None, 1, 2, 3}  # the head, and everybody's embeddings
