@@ -1,13 +1,16 @@
 """One round ahead: the next round's frames travel while this round's local steps run.
 
     before round 0   the exchange of round 0, as ever
-    in round r       1 encode the message of round r + 1 from the parameters as they are
+    in round r       1 encode the message of round r + 1, made of the parameters as they are
                      2 move the frames, in a thread of its own, while the local steps of round r run
-                     3 when both are done, decode: the snapshot of round r + 1
+                     3 after the steps, while frames may still be on their way, make the message of
+                       round r + 2: the parameters stay what they are until 1 in round r + 1
+                     4 when the frames are here, decode: the snapshot of round r + 1
 
 So the snapshot of a round is one round staler than without, and local step 0 needs a forward of its
-own: the parameters have moved since its embedding was sent. A rank computes while it waits, and
-makes no MPI call of its own meanwhile. On the threads transport, where ranks take turns, frames
+own: the parameters have moved since its embedding was sent. Only encoding and decoding stand
+between one exchange and the next. A rank computes while it waits, and makes no MPI call of its own
+meanwhile. On the threads transport, where ranks take turns, frames
 move before the steps: the bits are the same.
 """
 
@@ -38,6 +41,7 @@ class Ahead:
         """Nothing moves before `begin`."""
         self._block, self._exchange, self._batches = block, exchange, batches
         self._total_rounds, self._clock = total_rounds, clock
+        self._made: tuple[int, list[Array]] | None = None  # a round and its message
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -48,13 +52,12 @@ class Ahead:
         """
         if round_index >= self._total_rounds:
             return
-        block, exchange = self._block, self._exchange
+        exchange = self._exchange
         exchange.transport.round_index = round_index
-        self._clock.to("forward")
-        rows_N = self._batches.rows(round_index)
-        message = block.message_ahead(round_index, rows_N)
+        message = self.make(round_index)
         self._clock.to("encode")
-        exchange.encode(round_index, rows_N, message, block.score(), tau, w_bar, seconds)
+        rows_N = self._batches.rows(round_index)
+        exchange.encode(round_index, rows_N, message, self._block.score(), tau, w_bar, seconds)
         if exchange.transport.name == "threads":
             self._clock.to("wire")
             exchange.swap(len(rows_N))
@@ -62,6 +65,18 @@ class Ahead:
         # A daemon: after an error in the local steps it must not keep the rank from ending.
         self._thread = threading.Thread(target=self._move, args=(len(rows_N),), daemon=True)
         self._thread.start()
+
+    def make(self, round_index: int) -> list[Array]:
+        """The message of round `round_index`, of the parameters as they are; once for a round, so
+        call it only when they have their values of its `begin`. Empty after the last round.
+        """
+        if round_index >= self._total_rounds:
+            return []
+        if self._made is None or self._made[0] != round_index:
+            self._clock.to("forward")
+            rows_N = self._batches.rows(round_index)
+            self._made = round_index, self._block.message_ahead(round_index, rows_N)
+        return self._made[1]
 
     def end(self, round_index: int) -> bool:
         """Wait for the frames of `begin` and decode them; whether there were any.

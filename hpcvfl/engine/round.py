@@ -58,16 +58,17 @@ def run_round(
     worked_s = clock.computing_s()
     exchange.transport.round_index = round_index
 
+    told = (last.tau, last.w_bar, last.seconds)
+    if ahead:
+        ahead.begin(round_index + 1, *told)
+
     clock.to("forward")
     rows_N = batches.rows(round_index)
     block.begin_round(round_index, rows_N, *rates)
-    if ahead:
-        ahead.begin(round_index + 1, last.tau, last.w_bar, last.seconds)
-    else:
+    if not ahead:
         message = block.message()
 
         clock.to("encode")
-        told = (last.tau, last.w_bar, last.seconds)
         exchange.encode(round_index, rows_N, message, block.score(), *told)
 
         clock.to("wire")
@@ -82,6 +83,7 @@ def run_round(
         policy.end_step()
         tau += 1
     if ahead:
+        ahead.make(round_index + 2)
         ahead.end(round_index + 1)
     clock.to("other")
     seconds = clock.computing_s() - worked_s
