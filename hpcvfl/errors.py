@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 
 
@@ -84,3 +85,21 @@ class NonFiniteError(HpcvflError):
     """
 
     exit_code = 7
+
+
+class OutOfMemory(HpcvflError):
+    """An allocation that this rank was refused: names the rank, the round and how much was asked
+    for.
+    """
+
+    exit_code = 8
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, numpy, torch or the system ran out of memory; torch says so in words only."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = ("can't allocate memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in words)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+import resource
 import sys
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcvfl.errors import ConfigError, HpcvflError
+from hpcvfl.errors import ConfigError, HpcvflError, OutOfMemory, is_out_of_memory
 
 if TYPE_CHECKING:
     from hpcvfl.transport.base import Transport
@@ -52,7 +54,7 @@ def on_every_rank(
 
     size = len(config.block_of_rank) if hasattr(config, "block_of_rank") else 1
     try:
-        return ThreadsWorld(size).run(lambda transport: work(config, transport))[0]
+        return ThreadsWorld(size).run(lambda transport: _do(work, config, transport))[0]
     except SystemExit as error:  # whatever its status says, the run has not ended
         raise HpcvflError(f"a module of the model ended the program ({error!r})") from None
 
@@ -89,7 +91,7 @@ def _under_mpi(
                 raise failure
 
         together(transport, same_start)
-        result = work(config, transport)
+        result = _do(work, config, transport)
         transport.barrier()  # has a timeout and names who is missing; leaving MPI has neither
         transport.close()
         return result if transport.rank == 0 else None
@@ -112,6 +114,22 @@ def _under_mpi(
         complain(f"rank {transport.rank}: {text}", rank=0)
         transport.abort(code)
         raise
+
+
+def _do(work: Callable[[Any, Transport], T], config: Any, transport: Transport) -> T:
+    """`work(config, transport)`, with memory that ran out as an OutOfMemory of one line."""
+    try:
+        return work(config, transport)
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        raise OutOfMemory(
+            f"rank {transport.rank}, round {transport.round_index}: out of memory on"
+            f" {platform.node()} ({str(error).splitlines()[0] if str(error) else 'no words'}); had"
+            f" {peak_mb:.0f} MB at most; ask for more a rank, put fewer ranks on a host or take a"
+            " smaller data.batch_size, then go on with --resume"
+        ) from None
 
 
 def tell_all(error: HpcvflError) -> int:

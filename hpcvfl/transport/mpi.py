@@ -10,6 +10,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from mpi4py import MPI
 from hpcvfl.errors import TransportError, TransportTimeout
 from hpcvfl.transport.base import Bytes, Slots, Transport
 from hpcvfl.transport.rollcall import RollCall, Whereabouts, verdict
-from hpcvfl.transport.waiting import PACE, Pace, wait_on
+from hpcvfl.transport.waiting import BESIDE, PACE, Pace, wait_on
 
 LARGE_COUNTS = MPI.Get_version()[0] >= 4  # MPI-4 takes counts beyond 2**31 - 1
 INT_MAX = 2**31 - 1
@@ -289,10 +290,14 @@ class MpiTransport(Transport):
             )
 
         try:
-            self.waited_s += wait_on(test, self._pace, tick)
+            self.waited_s += wait_on(test, self._own_pace(), tick)
         except TransportTimeout:
             self._pending.append((test, slots))
             raise
+
+    def _own_pace(self) -> Pace:
+        """The pace of this thread."""
+        return self._pace if threading.current_thread() is threading.main_thread() else BESIDE
 
     def _others(self) -> list[int]:
         return [k for k in range(self.size) if k != self.rank]

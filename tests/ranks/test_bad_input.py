@@ -6,27 +6,16 @@ import sys
 
 import numpy as np
 import pytest
-import tomli_w
 from support.launch import environment
-from support.runs import TINY
+from support.runs import write_config
 
 from hpcvfl.cli import main
-from hpcvfl.config import merge, nest
 from hpcvfl.engine import folder
 
 
 def lines_of(capsys):
     out = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("run folder")]
     return [x for x in out if x.strip()]
-
-
-def write_config(folder, **over):
-    paths = {"run.folder": str(folder / "runs")} | {
-        k.replace("__", "."): v for k, v in over.items()
-    }
-    path = folder / "run.toml"
-    path.write_text(tomli_w.dumps(merge(TINY, nest(paths))))
-    return str(path)
 
 
 def write_shards(folder, change=lambda block, arrays: None):

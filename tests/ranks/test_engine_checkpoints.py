@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.launch import environment
 from support.resuming import interrupted, resumed, same_run
-from support.runs import run_threads, tiny
-from test_bad_input import write_config, write_shards
+from support.runs import run_threads, tiny, write_config
+from test_bad_input import write_shards
 
 from hpcvfl.cli import load_config, main
 from hpcvfl.engine import sets, start

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.launch import MPIEXEC, alive, environment, mpi_words, rank_pids, run, start, wait_for
-from test_bad_input import write_config
+from support.runs import write_config
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -6,52 +6,16 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.jobs import OVER, go_on, job, signalled
 from support.launch import alive, mpi_words, rank_pids, run, start, wait_for
 from support.resuming import interrupted, resumed, same_run
-from support.runs import run_threads, same_bits, weights
-from test_bad_input import write_config
+from support.runs import same_bits, weights, write_config
 
 from hpcvfl.cli import load_config
 from hpcvfl.engine import sets
 
 pytestmark = pytest.mark.timeout(240)
 GAUSS = "scalar:bits=2,range=gauss,scope=column"
-OVER = {  # without kernels to compile: three ranks start a dozen times here
-    "num_parties": 2,
-    "codec": "none",
-    "head_codec": "none",
-    "model.head": "support.modules:SignallingHead",
-    "algorithm.local_steps": 2,
-    "optimizer.momentum": 0.9,
-    "optimizer.keep_state": True,
-    "run.checkpoint_rounds": 2,
-}
-
-
-def job(folder, **over):
-    """(path of a config, the summary of its run in one process, without a cut)."""
-    for name in ("whole", "cut"):
-        (folder / name).mkdir()
-    whole = load_config([write_config(folder / "whole", **OVER | over)])
-    return write_config(folder / "cut", **OVER | over), run_threads(whole)
-
-
-def signalled(path, rank, at, number, *words):
-    """Train under mpiexec, a rank signalling itself in its forward number `at`."""
-    at_rank = {"TEST_RANK": str(rank), "TEST_AT": str(at), "TEST_SIGNAL": str(int(number))}
-    return run(mpi_words(3, "train", path, *words), **at_rank)
-
-
-def go_on(path, *words):
-    """Resume under mpiexec; the summary."""
-    done = run(mpi_words(3, "train", path, "--resume", "auto", *words))
-    assert done.returncode == 0, done.stderr
-    return summary_of(path)
-
-
-def summary_of(path):
-    (folder,) = (Path(path).parent / "runs").iterdir()
-    return json.loads((folder / "summary.json").read_text())
 
 
 # Forward 9 of two a round is in the fifth round, whose first checkpoint before it is of round 4;

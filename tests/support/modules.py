@@ -2,6 +2,9 @@
 
 import math
 import os
+import resource
+import subprocess
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -200,5 +203,25 @@ class SignallingHead(nn.Module):
         self.calls += self.training
         asked = os.environ.get("TEST_RANK", "none") == os.environ.get("PMI_RANK")
         if self.training and asked and self.calls == int(os.environ["TEST_AT"]):
-            os.kill(os.getpid(), int(os.environ["TEST_SIGNAL"]))
+            self.fault()
         return self.out(x)
+
+    def fault(self):
+        """What happens then."""
+        os.kill(os.getpid(), int(os.environ["TEST_SIGNAL"]))
+
+
+class HungryHead(SignallingHead):
+    """One that takes more memory than its process may have, there and then."""
+
+    def fault(self):
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**26, resource.RLIM_INFINITY))
+        self.out(torch.ones(2**24, self.out.in_features))
+
+
+class DiskHead(SignallingHead):
+    """One in whose forward something happens to the disk: the command TEST_SHELL is run."""
+
+    def fault(self):
+        subprocess.run(["sh", "-c", os.environ["TEST_SHELL"]], check=False)

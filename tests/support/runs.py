@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import tomli_w
 from safetensors.numpy import load_file
 
 from hpcvfl.config import build, merge, nest
@@ -32,6 +33,16 @@ def tiny(folder, **over):
     """
     paths = {"run.folder": str(folder)} | {k.replace("__", "."): v for k, v in over.items()}
     return build(merge(TINY, nest(paths)))
+
+
+def write_config(folder, **over):
+    """The path of a config.toml of such a run in `folder`, `over` as for `tiny`."""
+    paths = {"run.folder": str(folder / "runs")} | {
+        k.replace("__", "."): v for k, v in over.items()
+    }
+    path = folder / "run.toml"
+    path.write_text(tomli_w.dumps(merge(TINY, nest(paths))))
+    return str(path)
 
 
 def run_threads(config, order=None, after_round=None):
