@@ -7,8 +7,8 @@ the engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,6 +158,27 @@ class Transport(ABC):
             )
 
 
+class ProcessTransport(Transport):
+    """A transport whose ranks are processes that a launcher started."""
+
+    @property
+    @abstractmethod
+    def library(self) -> str:
+        """What moves the bytes, as it names itself, in one line."""
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [k for k in range(self.size) if k != self.rank]
+
+    @abstractmethod
+    def leave(self, code: int) -> NoReturn:
+        """End this process with an exit status, after all ranks have agreed to end.
+
+        Where a rank does not come within seconds, it is named and all are aborted after all.
+        """
+
+
 class Wrapper(Transport):
     """A transport that hands every verb to another one; subclasses change what they are about."""
 
@@ -230,6 +251,18 @@ class Wrapper(Transport):
     def close(self) -> None:
         """See Transport."""
         self.inner.close()
+
+
+def transfers(verb: str, slots: Slots, root: int) -> Iterator[tuple[int, int, Bytes]]:
+    """What a verb moves: (source, dest, where the bytes are on both)."""
+    ranks = range(len(slots))
+    for k in ranks:
+        if verb == "allgather":
+            yield from ((k, peer, slots[k]) for peer in ranks if peer != k)
+        elif k != root and verb == "gather":
+            yield k, root, slots[k]
+        elif k != root:
+            yield root, k, slots.buffer_B if verb == "broadcast" else slots[k]
 
 
 def aligned_bytes(nbytes: int) -> Bytes:

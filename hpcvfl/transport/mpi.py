@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from hpcvfl.errors import TransportError, TransportTimeout
-from hpcvfl.transport.base import Bytes, Slots, Transport
-from hpcvfl.transport.rollcall import RollCall, Whereabouts, verdict
+from hpcvfl.transport.base import Bytes, ProcessTransport, Slots, transfers
+from hpcvfl.transport.rollcall import RollCall, look_around
 from hpcvfl.transport.waiting import BESIDE, PACE, Pace, wait_on
 
 LARGE_COUNTS = MPI.Get_version()[0] >= 4  # MPI-4 takes counts beyond 2**31 - 1
@@ -33,7 +33,7 @@ LEAVE_S = 5.0  # ranks that have agreed to end come within milliseconds
 SPEAK_S = 0.3  # between the last words and the abort: mpiexec drops what it has not yet read
 
 
-class MpiTransport(Transport):
+class MpiTransport(ProcessTransport):
     """The verbs over MPI.
 
     timeout_s : float       longest wait of one verb, in seconds; also for all ranks to start
@@ -222,7 +222,7 @@ class MpiTransport(Transport):
 
         try:
             if not probe():
-                self._wait(probe, what, self._others() if source is None else [source])
+                self._wait(probe, what, self.others if source is None else [source])
             came, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
             self._check_length(at, nbytes, out_B.nbytes, f"{kind} from rank {came}")
             request = found[0].Irecv([out_B[at : at + nbytes], MPI.BYTE])
@@ -269,26 +269,7 @@ class MpiTransport(Transport):
 
         After timeout_s, find out who of `awaited` is missing; None: this is a collective, of all.
         """
-
-        def tick(seconds: float) -> None:
-            text = f"{what} of {slots.kinds_text}" if slots is not None else what
-            mine = Whereabouts(self._calls, f"round {self.round_index}, {text}")
-            if seconds <= self.timeout_s:
-                self._roll.answer(mine)
-                return
-            said = self._roll.call(mine)
-            peers = self._others() if awaited is None else awaited
-            missing, names = verdict(mine, said, peers, collective=awaited is None)
-            due = {}
-            if slots is not None and what in ("gather", "allgather"):
-                due = {k: (slots.kinds_R[k], slots.sizes_R[k]) for k in missing}
-            raise TransportTimeout(
-                f"rank {self.rank}, round {self.round_index}: {text}: {names};"
-                f" waited {seconds:.1f} s (timeout_s = {self.timeout_s:g})",
-                missing,
-                due,
-            )
-
+        tick = partial(look_around, self, self._roll, self._calls, what, awaited, slots)
         try:
             self.waited_s += wait_on(test, self._own_pace(), tick)
         except TransportTimeout:
@@ -298,9 +279,6 @@ class MpiTransport(Transport):
     def _own_pace(self) -> Pace:
         """The pace of this thread."""
         return self._pace if threading.current_thread() is threading.main_thread() else BESIDE
-
-    def _others(self) -> list[int]:
-        return [k for k in range(self.size) if k != self.rank]
 
     def _broken(self, what: str, error: MPI.Exception) -> TransportError:
         return TransportError(
@@ -327,18 +305,6 @@ def message_pieces(data_B: Bytes) -> Iterator[Bytes]:
     """
     for at in range(0, data_B.nbytes + 1, PIECE_NBYTES):
         yield data_B[at : at + PIECE_NBYTES]
-
-
-def transfers(verb: str, slots: Slots, root: int) -> Iterator[tuple[int, int, Bytes]]:
-    """What a verb moves: (source, dest, where the bytes are on both)."""
-    ranks = range(len(slots))
-    for k in ranks:
-        if verb == "allgather":
-            yield from ((k, peer, slots[k]) for peer in ranks if peer != k)
-        elif k != root and verb == "gather":
-            yield k, root, slots[k]
-        elif k != root:
-            yield root, k, slots.buffer_B if verb == "broadcast" else slots[k]
 
 
 def abort_all(code: int) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from hpcvfl.transport.base import Bytes
+from hpcvfl.errors import TransportTimeout
+from hpcvfl.transport.base import Bytes, ProcessTransport, Slots
 
 ASK, ANSWER = 1, 2  # tags
 NOTE_NBYTES = 256
@@ -47,8 +48,55 @@ class Whereabouts:
         return Whereabouts(int.from_bytes(note_B[:8].tobytes(), "little"), text)
 
 
+class Roll(Protocol):
+    """One rank's end of a roll call, whatever carries it."""
+
+    def answer(self, mine: Whereabouts) -> None:
+        """Tell every rank that asked since the last time where this one is."""
+
+    def call(self, mine: Whereabouts) -> dict[int, Whereabouts]:
+        """Ask all others; what those said who answered within a second, by rank."""
+
+
+def look_around(
+    transport: ProcessTransport,
+    roll: Roll,
+    calls: int,
+    what: str,
+    awaited: list[int] | None,
+    slots: Slots | None,
+    seconds: float,
+) -> None:
+    """What a rank does about every 0.1 s while it waits: answer, and ask when time has run out.
+
+    calls   : int                   collectives that it has posted
+    what    : str                   what it waits for: a verb, or the kind and peer of a message
+    awaited : list of int or None   ranks it waits for; None: all others, in a collective
+    slots   : Slots or None         the frames of the collective
+    seconds : float                 that it has waited so far
+    Raises TransportTimeout that names who is missing if timeout_s have passed.
+    """
+    text = f"{what} of {slots.kinds_text}" if slots is not None else what
+    mine = Whereabouts(calls, f"round {transport.round_index}, {text}")
+    if seconds <= transport.timeout_s:
+        roll.answer(mine)
+        return
+    said = roll.call(mine)
+    peers = transport.others if awaited is None else awaited
+    missing, names = verdict(mine, said, peers, collective=awaited is None)
+    due = {}
+    if slots is not None and what in ("gather", "allgather"):
+        due = {k: (slots.kinds_R[k], slots.sizes_R[k]) for k in missing}
+    raise TransportTimeout(
+        f"rank {transport.rank}, round {transport.round_index}: {text}: {names};"
+        f" waited {seconds:.1f} s (timeout_s = {transport.timeout_s:g})",
+        missing,
+        due,
+    )
+
+
 class RollCall:
-    """One rank's end of the roll call.
+    """The roll call of ranks under MPI.
 
     comm : an mpi4py communicator that carries nothing else
     """
