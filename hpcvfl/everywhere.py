@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpcvfl.errors import ConfigError, HpcvflError, OutOfMemory, is_out_of_memory
 
 if TYPE_CHECKING:
-    from hpcvfl.transport.base import Transport
+    from hpcvfl.transport.base import ProcessTransport, Transport
 
 T = TypeVar("T")
 
@@ -40,9 +40,11 @@ def on_every_rank(
     except Exception as error:  # a fault of the program; the other ranks must hear of it too
         traceback.print_exc()
         failure = HpcvflError(f"{type(error).__name__}: {error}")
-    wanted = config.transport.name if hasattr(config, "transport") else "auto"
-    if wanted == "mpi" or (wanted == "auto" and launcher.is_launched()):
-        return _under_mpi(config, failure, work, refuse)
+    name = config.transport.name if hasattr(config, "transport") else "auto"
+    if name == "auto":
+        name = _transport_of_launcher()
+    if name != "threads":
+        return _under_launcher(name, config, failure, work, refuse)
     if failure:
         raise failure
     if (launcher.expected_size() or 1) > 1:
@@ -59,25 +61,48 @@ def on_every_rank(
         raise HpcvflError(f"a module of the model ended the program ({error!r})") from None
 
 
-def _under_mpi(
-    config: Any,
-    failure: HpcvflError | None,
-    work: Callable[[Any, Transport], dict[str, Any]],
-    refuse: bool,
-) -> dict[str, Any] | None:
+def _transport_of_launcher() -> str:
+    """The transport for what started this process."""
+    from hpcvfl.transport import launcher
+
+    launch = launcher.detect()
+    if launch is None:
+        return "threads"
+    return "torchdist" if launch.name == "torchrun" else "mpi"
+
+
+def _processes(
+    name: str,
+) -> tuple[Callable[[float], ProcessTransport], Callable[[int], None]]:
+    """(what makes a transport, given a timeout in seconds; what aborts all before there is one)."""
+    if name == "torchdist":
+        from hpcvfl.transport import torchdist
+
+        return torchdist.TorchTransport, torchdist.abort_all
     try:
-        from hpcvfl.transport.mpi import MpiTransport, abort_all
+        from hpcvfl.transport import mpi
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
         raise ConfigError(
             f"transport mpi: {error}; install it with: pip install 'hpcvfl[mpich]', or on a cluster"
             " with its own MPI: pip install 'hpcvfl[mpi]'"
         ) from None
+    return mpi.MpiTransport, mpi.abort_all
+
+
+def _under_launcher(
+    name: str,
+    config: Any,
+    failure: HpcvflError | None,
+    work: Callable[[Any, Transport], dict[str, Any]],
+    refuse: bool,
+) -> dict[str, Any] | None:
+    make, abort_all = _processes(name)
     from hpcvfl.engine.agree import together
     from hpcvfl.transport import launcher
 
     first_timeout_s = config.transport.first_timeout_s if hasattr(config, "transport") else 900.0
     try:
-        transport = MpiTransport(timeout_s=first_timeout_s)
+        transport = make(first_timeout_s)
     except HpcvflError as error:
         complain(str(error), rank=0)
         abort_all(error.exit_code)
@@ -133,12 +158,15 @@ def _do(work: Callable[[Any, Transport], T], config: Any, transport: Transport) 
 
 
 def tell_all(error: HpcvflError) -> int:
-    """Raise `error`, under a launcher on every rank: others may wait for this one in MPI_Init."""
+    """Raise `error`, under a launcher on every rank: others may wait for this one to start."""
     from hpcvfl.transport import launcher
 
-    if not launcher.is_launched() or launcher.expected_size() == 1 or "mpi4py.MPI" in sys.modules:
+    name = _transport_of_launcher()
+    # Where its module is loaded, the others have been told.
+    told = f"hpcvfl.transport.{name}" in sys.modules
+    if name == "threads" or launcher.expected_size() == 1 or told:
         raise error
-    _under_mpi(None, error, lambda config, transport: {}, refuse=True)
+    _under_launcher(name, None, error, lambda config, transport: {}, refuse=True)
     raise error
 
 

@@ -292,8 +292,12 @@ class WireConfig(Section):
 class TransportConfig(Section):
     """How frames travel. Never changes a number of the result."""
 
-    name: Annotated[Literal["auto", "threads", "mpi"], Field(json_schema_extra=HOW)] = "auto"
-    """auto: mpi when a launcher started several processes, threads (one process) otherwise."""
+    name: Annotated[
+        Literal["auto", "threads", "mpi", "torchdist"], Field(json_schema_extra=HOW)
+    ] = "auto"
+    """auto: torchdist (gloo) under torchrun, mpi under any other launcher, threads (one process)
+    without one.
+    """
     pattern: Annotated[Literal["hub", "allgather"], Field(json_schema_extra=HOW)] = "hub"
     """hub: gather to the server, then broadcast (as in the papers); allgather: everyone to
     everyone.

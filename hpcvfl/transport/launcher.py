@@ -18,6 +18,7 @@ from hpcvfl.errors import ConfigError
 # (name, variable of the size, variable of the rank), the most specific first: under Slurm, mpiexec
 # starts its helpers with srun, so SLURM_* then counts nodes and PMI_* the processes.
 LAUNCHERS = (
+    ("torchrun", "ROLE_WORLD_SIZE", "ROLE_RANK"),  # WORLD_SIZE and RANK are set by many scripts
     ("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("mpiexec", "PMI_SIZE", "PMI_RANK"),
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),

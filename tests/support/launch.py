@@ -11,7 +11,7 @@ from hpcvfl.transport.launcher import mpiexec_path
 
 ROOT = Path(hpcvfl.__file__).parent.parent
 MPIEXEC = mpiexec_path()
-LAUNCHER_PREFIXES = ("PMI", "OMPI", "MPI_", "SLURM_")
+LAUNCHER_PREFIXES = ("PMI", "OMPI", "MPI_", "SLURM_", "TORCHELASTIC_", "ROLE_")
 
 
 def environment(**variables):
@@ -27,6 +27,12 @@ def environment(**variables):
 def mpi_words(num_ranks, *words):
     """Command line of `hpcvfl words..` on num_ranks ranks."""
     return [MPIEXEC, "-n", str(num_ranks), sys.executable, "-m", "mpi4py", "-m", "hpcvfl", *words]
+
+
+def torch_words(num_ranks, *words):
+    """Command line of torchrun with num_ranks ranks of `words..`, a script or -m and a module."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(num_ranks), *words]
 
 
 def run(command, timeout_s=100, **variables):
@@ -47,21 +53,21 @@ def start(command, log):
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment())
 
 
-def rank_pids(mpiexec_pid):
-    """{rank: pid} of the ranks below an mpiexec."""
-    found = {}
+def rank_pids(launcher_pid, variable="PMI_RANK"):
+    """{rank: pid} of the ranks below a launcher that tells each its rank in a variable."""
+    found, beginning = {}, f"{variable}=".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if not below(int(entry.name), mpiexec_pid):
+            if not below(int(entry.name), launcher_pid):
                 continue
             pairs = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended meanwhile
         for pair in pairs:
-            if pair.startswith(b"PMI_RANK="):
-                found[int(pair[9:])] = int(entry.name)
+            if pair.startswith(beginning):
+                found[int(pair[len(beginning) :])] = int(entry.name)
     return found
 
 

@@ -191,7 +191,8 @@ class OnceTower(LinearTower):
 
 class SignallingHead(nn.Module):
     """A linear head that signals its own process in its forward number TEST_AT of training, where
-    this is rank TEST_RANK: in the middle of the local steps of a round.
+    this is rank TEST_RANK: in the middle of the local steps of a round. With TEST_PARENT it signals
+    the process that started it.
     """
 
     def __init__(self, input_dim, num_classes):
@@ -201,14 +202,16 @@ class SignallingHead(nn.Module):
 
     def forward(self, x):
         self.calls += self.training
-        asked = os.environ.get("TEST_RANK", "none") == os.environ.get("PMI_RANK")
+        rank = os.environ.get("PMI_RANK", os.environ.get("RANK"))
+        asked = os.environ.get("TEST_RANK", "none") == rank
         if self.training and asked and self.calls == int(os.environ["TEST_AT"]):
             self.fault()
         return self.out(x)
 
     def fault(self):
         """What happens then."""
-        os.kill(os.getpid(), int(os.environ["TEST_SIGNAL"]))
+        whom = os.getppid() if "TEST_PARENT" in os.environ else os.getpid()
+        os.kill(whom, int(os.environ["TEST_SIGNAL"]))
 
 
 class HungryHead(SignallingHead):

@@ -24,6 +24,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK
 SRUN_NONE = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
 SRUN_PMI2 = {**SRUN_NONE, "PMI_SIZE": "4", "PMI_RANK": "2"}
 MPIEXEC_IN_SBATCH = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", **HYDRA}
+TORCHRUN = {"ROLE_WORLD_SIZE": "5", "ROLE_RANK": "2", "WORLD_SIZE": "5", "RANK": "2"}
 SBATCH_SHELL = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 
 
@@ -36,6 +37,8 @@ SBATCH_SHELL = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
         (SRUN_NONE, 4, 2),
         (SRUN_PMI2, 4, 2),
         (MPIEXEC_IN_SBATCH, 5, 3),
+        (SRUN_NONE | TORCHRUN, 5, 2),
+        ({"WORLD_SIZE": "5", "RANK": "2"}, None, None),
         (SBATCH_SHELL, None, None),
         ({"PMIX_RANK": "2"}, None, 2),
         ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, 2, None),
