@@ -68,7 +68,7 @@ def _transport_of_launcher() -> str:
     launch = launcher.detect()
     if launch is None:
         return "threads"
-    return "torchdist" if launch.name == "torchrun" else "mpi"
+    return "torchdist" if launch.name == launcher.TORCHRUN else "mpi"
 
 
 def _processes(
@@ -109,7 +109,7 @@ def _under_launcher(
         raise
     try:
         if refuse:
-            launcher.check(transport.size, transport.rank)
+            launcher.check(transport.size, transport.rank, library=transport.library)
 
         def same_start() -> None:
             if failure:

@@ -20,8 +20,6 @@ from hpcvfl.models import build_head
 from hpcvfl.transport import launcher
 from hpcvfl.transport.base import Transport
 
-LAUNCHER_PREFIXES = ("PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_", "MPI_LOCAL")
-LAUNCHER_NAMES = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 THREAD_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_PROC_BIND")
 
 
@@ -39,16 +37,16 @@ def examine(
         "affinity_before": affinity_before,
         "affinity_after": cores,
         "torch_threads": torch.get_num_threads(),
-        "launcher": chosen(os.environ, LAUNCHER_PREFIXES, LAUNCHER_NAMES),
-        "threads": chosen(os.environ, (), THREAD_NAMES),
+        "launcher": chosen(os.environ, launcher.VARIABLES),
+        "threads": chosen(os.environ, THREAD_NAMES),
     }
     launch = launcher.detect()
-    trouble = ""
+    library, trouble = getattr(transport, "library", ""), ""
     if transport.name == "threads":
         agrees = "no communicator: one process"
     else:
         try:
-            launcher.check(transport.size, transport.rank)
+            launcher.check(transport.size, transport.rank, library=library)
             agrees = "agrees with the communicator"
         except ConfigError as error:
             agrees, trouble = "DISAGREES with the communicator", str(error)
@@ -57,7 +55,7 @@ def examine(
         "trouble": trouble,
         "ranks": exchange(transport, own),
         "transport": transport.name,
-        "library": getattr(transport, "library", "no MPI in this process"),
+        "library": library or "no MPI in this process",
         "launched_by": launch.name if launch else "no launcher",
         "cores": os.cpu_count() or 1,
         "versions": versions(),
@@ -108,15 +106,9 @@ def private_memory(config: Config) -> str:
     )
 
 
-def chosen(
-    environ: Mapping[str, str], prefixes: tuple[str, ...], names: tuple[str, ...]
-) -> dict[str, str]:
-    """The variables of interest that are set."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if name in names or (prefixes and name.startswith(prefixes))
-    }
+def chosen(environ: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
+    """The variables that are set and whose names begin so."""
+    return {k: v for k, v in sorted(environ.items()) if k.startswith(beginnings)}
 
 
 def text(found: dict[str, Any]) -> str:

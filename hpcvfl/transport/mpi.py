@@ -17,12 +17,22 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
-from mpi4py import MPI
+import mpi4py
 
 from hpcvfl.errors import TransportError, TransportTimeout
+from hpcvfl.transport import launcher
 from hpcvfl.transport.base import Bytes, ProcessTransport, Slots, transfers
 from hpcvfl.transport.rollcall import RollCall, look_around
 from hpcvfl.transport.waiting import BESIDE, PACE, Pace, wait_on
+
+# MPI is started here as mpi4py would, but after a look at who started this process: MPICH under
+# Open MPI's mpirun ends it in MPI_Init, and nobody could say why.
+mpi4py.rc(initialize=False, finalize=True)
+from mpi4py import MPI  # noqa: E402
+
+if not MPI.Is_initialized():
+    launcher.warn(MPI.Get_library_version())
+    MPI.Init_thread()
 
 LARGE_COUNTS = MPI.Get_version()[0] >= 4  # MPI-4 takes counts beyond 2**31 - 1
 INT_MAX = 2**31 - 1
