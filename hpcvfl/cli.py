@@ -42,7 +42,8 @@ USAGE = """usage: hpcvfl VERB ...
   bench kernels|codecs|exchange|round [--smoke] [--json FILE]
 
 in one process:  hpcvfl train digits
-with MPI:        mpiexec -n 5 python -m mpi4py -m hpcvfl train digits --codec scalar:bits=2"""
+with MPI:        mpiexec -n 5 python -m mpi4py -m hpcvfl train digits --codec scalar:bits=2
+without MPI:     torchrun --standalone --nproc-per-node 5 -m hpcvfl train digits"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,6 +24,8 @@ if ! command -v "$python" >/dev/null; then
     echo "no Python found; run launch/quickstart.sh once or set HPCVFL_PYTHON" >&2
     exit 2
 fi
+# Batch systems also send SIGUSR1; torchrun is to hand it on as it does SIGTERM, and not to die of it.
+export PET_SIGNALS_TO_HANDLE="${PET_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1}"
 read -r -a options <<<"${HPCVFL_TORCHRUN_ARGS:---standalone}"
 echo "torchrun.sh: $ranks ranks of $python (torchrun ${options[*]})" >&2
 source "$here/env.sh"

@@ -79,7 +79,7 @@ class Ending:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         """Say that this rank is here."""
-        self._store, self._size = store, size
+        self._store, self._rank, self._size = store, rank, size
         self._neighbours: list[int] = []  # pidfds of the other ranks on this host
         self._over = threading.Event()
         # A daemon: after an error nothing may keep the process from ending.
@@ -145,6 +145,8 @@ class Ending:
                     os._exit(int(self._store.get("status")))
             except RuntimeError:
                 if not self._over.is_set():
+                    text = f"hpcvfl: rank {self._rank}: torchrun's agent is gone, and its store\n"
+                    os.write(2, text.encode())
                     os._exit(LOST)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -285,8 +286,9 @@ class TorchTransport(ProcessTransport):
             )
 
     def _broken(self, what: str, error: RuntimeError) -> TransportError:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return TransportError(f"rank {self.rank}, round {self.round_index}: {what}: {said}")
+        return TransportError(
+            f"rank {self.rank}, round {self.round_index}: {what}: {in_short(error)}"
+        )
 
 
 class _Moves:
@@ -311,7 +313,8 @@ class _Moves:
                 work.wait()
         except RuntimeError as error:
             self.error = error
-        self.over.release()
+        finally:
+            self.over.release()
 
 
 class _Waiter(threading.Thread):
@@ -349,10 +352,19 @@ def meet(timeout_s: float) -> tuple[Any, int, int]:
             " (launch/torchrun.sh N ..), or leave transport.name at auto"
         )
     try:
-        return next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except (RuntimeError, ValueError) as error:
-        said = str(error).splitlines()[0]
-        raise TransportError(f"start-up: no store of torchrun can be reached: {said}") from error
+        text = f"start-up: no store of torchrun can be reached: {in_short(error)}"
+        raise TransportError(text) from error
+    # Ranks that torchrun has started anew find the same store, with the end of those before them.
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"hpcvfl {restarts}", store), rank, size
+
+
+def in_short(error: Exception) -> str:
+    """What torch or gloo says, without its source lines and its advice."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"\[\S+\.\w+:\d+\] ", "", first).split(". ")[0]
 
 
 def abort_all(code: int) -> NoReturn:

@@ -6,6 +6,7 @@ The same numbers as in one process; endings that are named and take all ranks al
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -23,9 +24,11 @@ SCRIPT = str(ROOT / "launch" / "torchrun.sh")
 PROGRAM = str(ROOT / "tests" / "support" / "torch_program.py")
 CHEAP = {"codec": "none", "head_codec": "none"}  # without kernels to compile
 VAFL = {"algorithm.driver": "vafl", "labels.holder": "server", "labels.gradient_codec": "none"}
+DIGITS = "digits --num-parties 2 --algorithm.epochs 1 --run.no-plots --run.no-progress"
+DIGITS += " --codec none --head-codec none"
 RUNS = {
-    "hub": {"algorithm.local_steps": 3},
-    "allgather": {"transport.pattern": "allgather", "algorithm.local_steps": 3},
+    "digits, hub": DIGITS,
+    "digits, allgather": f"{DIGITS} --transport.pattern allgather",
     "private labels": {"labels.holder": "server", "labels.gradient_codec": "none"},
     "one round ahead": {"algorithm.pipeline": 1},
     "vafl": VAFL | {"steps.policy": "virtual", "steps.speeds": [10, 3, 7], "algorithm.rounds": 9},
@@ -40,14 +43,16 @@ def said(text):
 
 
 def test_runs_of_every_kind_give_the_bits_of_one_process(tmp_path):
-    paths, alone = {}, {}
+    words, alone = {}, {}
     for name, over in RUNS.items():
-        for folder in ("alone", name):
-            (tmp_path / name / folder).mkdir(parents=True)
-        paths[name] = write_config(tmp_path / name / name, num_parties=2, **CHEAP | over)
-        config = load_config([paths[name], "--run.folder", str(tmp_path / name / "alone")])
-        alone[name] = run_threads(config)
-    done = run(torch_words(3, PROGRAM, *paths.values()))
+        words[name] = over
+        if not isinstance(over, str):
+            (tmp_path / name).mkdir()
+            words[name] = shlex.quote(write_config(tmp_path / name, num_parties=2, **CHEAP | over))
+        folder = ["--run.folder", str(tmp_path / "alone")]
+        alone[name] = run_threads(load_config([*shlex.split(words[name]), *folder]))
+        words[name] += f" --run.folder {shlex.quote(str(tmp_path / 'torch'))}"
+    done = run(torch_words(3, PROGRAM, *words.values()))
     assert done.returncode == 0, done.stderr
     folders = re.findall(r"^folder (.*)$", done.stdout, re.MULTILINE)
     for name, folder in zip(RUNS, folders, strict=True):
@@ -58,17 +63,6 @@ def test_runs_of_every_kind_give_the_bits_of_one_process(tmp_path):
         assert same_bits(weights(alone[name]), weights(summary)), name
         assert alone[name]["metrics"] == summary["metrics"], name
         assert alone[name]["wire_bytes_by"]["train"] == summary["wire_bytes_by"]["train"], name
-
-
-def test_the_launch_script_trains_digits_to_the_same_bits(tmp_path):
-    words = ["digits", "--num-parties", "2", "--algorithm.epochs", "1", "--run.no-plots"]
-    words += ["--codec", "none", "--head-codec", "none", "--run.folder"]
-    command = [SCRIPT, "3", "train", *words, str(tmp_path / "torch")]
-    done = run(command, HPCVFL_PYTHON=sys.executable)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "torch").iterdir()
-    alone = run_threads(load_config([*words, str(tmp_path / "alone")]))
-    assert same_run(alone, json.loads((folder / "summary.json").read_text()))
 
 
 def test_the_launch_script_says_how_it_is_used():
@@ -121,34 +115,41 @@ def test_a_stopped_rank_is_named_and_all_end(tmp_path):
         end(job, pids)
 
 
-def test_a_killed_rank_ends_the_job(tmp_path):
-    log = tmp_path / "log"
-    job, pids = running_job(tmp_path, log)
-    try:
-        os.kill(pids[2], signal.SIGKILL)
-        wait_for(lambda: not any(alive(pid) for pid in pids.values()), 5)
-        wait_for(lambda: job.poll() is not None, 5)
-        assert job.returncode == 1
-        assert any("the connection to rank 2 is lost" in x for x in said(log.read_text()))
-    finally:
-        end(job, pids)
+def job_of(folder, **over):
+    """(path of a config, a function that gives the summary of its run without a cut)."""
+    over = CHEAP | {"num_parties": 2, "model.head": "support.modules:SignallingHead"} | over
+    for name in ("cut", "whole"):
+        (folder / name).mkdir()
+    whole = load_config([write_config(folder / "whole", **over)])
+    return write_config(folder / "cut", **over), lambda: run_threads(whole)
 
 
-def test_sigterm_to_torchrun_leaves_a_checkpoint_from_which_one_process_goes_on(tmp_path):
-    """torchrun hands the signal on, waits, and returns 1, not 75."""
-    over = CHEAP | {"num_parties": 2, "algorithm.epochs": 150}
-    over["model.head"] = "support.modules:SignallingHead"
-    for folder in ("cut", "whole"):
-        (tmp_path / folder).mkdir()
-    path = write_config(tmp_path / "cut", **over)
-    signalling = {"TEST_RANK": "2", "TEST_AT": "6", "TEST_SIGNAL": str(int(signal.SIGTERM))}
-    words = torch_words(3, "-m", "hpcvfl", "train", path)
-    done = run(words, TEST_PARENT="yes", **signalling)
+def by_script(path, *words, **variables):
+    """Train with the launch script; rank 2 signals in its forward number 6."""
+    signalling = {"TEST_RANK": "2", "TEST_AT": "6", "HPCVFL_PYTHON": sys.executable}
+    return run([SCRIPT, "3", "train", path, *words], **signalling, **variables)
+
+
+def test_a_signal_to_torchrun_leaves_a_checkpoint_from_which_one_process_goes_on(tmp_path):
+    """torchrun hands SIGUSR1 on as it does SIGTERM, waits, and returns 1, not 75."""
+    path, whole = job_of(tmp_path, **{"algorithm.epochs": 100})
+    done = by_script(path, TEST_SIGNAL=str(int(signal.SIGUSR1)), TEST_PARENT="yes")
     assert done.returncode == 1
     (line,) = said(done.stderr)
     assert "stopped after round" in line
-    assert "(SIGTERM at rank" in line
+    assert "(SIGUSR1 at rank" in line
     summary = run_threads(resumed(load_config([path])))
     assert len(summary["resumed_after_rounds"]) == 1
-    whole = run_threads(load_config([write_config(tmp_path / "whole", **over)]))
-    assert same_run(whole, summary)
+    assert same_run(whole(), summary)
+
+
+def test_torchrun_starts_all_again_after_one_was_killed_and_nothing_is_lost(tmp_path):
+    path, whole = job_of(tmp_path, **{"run.checkpoint_rounds": 2})
+    args = {"HPCVFL_TORCHRUN_ARGS": "--standalone --max-restarts 1"}
+    done = by_script(path, "--resume", "auto", TEST_SIGNAL=str(int(signal.SIGKILL)), **args)
+    assert done.returncode == 0, done.stderr
+    assert "the connection to rank 2 is lost" in done.stderr
+    (folder,) = (tmp_path / "cut" / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["resumed_after_rounds"] == [4]
+    assert same_run(whole(), summary)

@@ -1,10 +1,12 @@
-"""Ranks of several runs, one after the other: `torchrun .. torch_program.py CONFIG.toml ..`.
+"""Ranks of several runs, one after the other: `torchrun .. torch_program.py "WORDS" "WORDS" ..`.
 
-Rank 0 prints `folder PATH` for each when all ranks have written their part.
+WORDS are what follows `hpcvfl train`. Rank 0 prints `folder PATH` for each when all
+ranks have written their part.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from hpcvfl.cli import load_config
@@ -12,11 +14,11 @@ from hpcvfl.engine.run import train
 from hpcvfl.transport.torchdist import TorchTransport
 
 
-def main(paths: list[str]) -> None:
+def main(runs: list[str]) -> None:
     transport = TorchTransport(timeout_s=60.0)
-    for path in paths:
+    for words in runs:
         transport.round_index = -1
-        summary = train(load_config([path]), transport)
+        summary = train(load_config(shlex.split(words)), transport)
         transport.barrier()
         if transport.rank == 0:
             print(f"folder {summary['folder']}", flush=True)
