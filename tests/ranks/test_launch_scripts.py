@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.launch import MPIEXEC, ROOT, environment
-from test_bad_input import write_config
+from support.runs import write_config
 
 pytestmark = pytest.mark.timeout(120)
 SCRIPT = ROOT / "launch" / "mpirun.sh"

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from support.launch import MPIEXEC, mpi_words, run
 from support.resuming import same_run
-from support.runs import run_threads
-from test_bad_input import write_config
+from support.runs import run_threads, write_config
 from test_launch_scripts import AS_ROOT, OVER, launched
 
 from hpcvfl.cli import load_config

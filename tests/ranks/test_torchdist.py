@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from support.launch import ROOT, alive, rank_pids, run, start, torch_words, wait_for
 from support.resuming import resumed, same_run
-from support.runs import run_threads, same_bits, weights
-from test_bad_input import write_config
+from support.runs import run_threads, same_bits, weights, write_config
 
 from hpcvfl.cli import load_config
 
