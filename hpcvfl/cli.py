@@ -20,6 +20,7 @@ from hpcvfl.everywhere import alone, complain, on_every_rank, tell_all
 
 if TYPE_CHECKING:
     from hpcvfl.config import Config
+    from hpcvfl.engine.preempt import Asked
     from hpcvfl.transport.base import Transport
 
 USAGE = """usage: hpcvfl VERB ...
@@ -79,12 +80,25 @@ def train(arguments: list[str]) -> int:
     """Train; the closing table goes to stdout, progress to stderr."""
     begun_s = time.perf_counter()
     from hpcvfl.engine.preempt import Asked
-    from hpcvfl.engine.run import train as train_run
-    from hpcvfl.report.progress import Progress
-    from hpcvfl.report.tables import closing_table
+    from hpcvfl.transport import launcher
 
     if not arguments:
         raise ConfigError("train: which config? a preset, a .toml file or a run folder")
+    asked = Asked()
+    asked.listen()  # before the long imports: a job may be taken away while it starts
+    try:
+        _train(arguments, asked, begun_s)
+    finally:
+        # A rank has still to leave MPI; a signal then must not make a run that is over a failure.
+        if not launcher.is_launched():
+            asked.close()
+    return 0
+
+
+def _train(arguments: list[str], asked: Asked, begun_s: float) -> None:
+    from hpcvfl.engine.run import train as train_run
+    from hpcvfl.report.progress import Progress
+    from hpcvfl.report.tables import closing_table
 
     def work(config: Config, transport: Transport) -> dict[str, Any]:
         progress = Progress() if config.run.progress else None
@@ -95,19 +109,13 @@ def train(arguments: list[str]) -> int:
                 _draw([Path(summary["folder"])], Path(summary["folder"]))
         return summary
 
-    asked = Asked()
-
     def configure() -> Config:
         config = load_config(arguments)
-        if config.algorithm.driver == "rounds":  # the asynchronous one ends as any program does
-            asked.listen()
+        if config.algorithm.driver != "rounds":  # the asynchronous one ends as any program does
+            asked.decline()
         return config
 
-    try:
-        on_every_rank(configure, work)
-    finally:
-        asked.close()
-    return 0
+    on_every_rank(configure, work)
 
 
 def evaluate(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ ranks stop after the same round (round.py), whoever of them was asked.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from types import FrameType
@@ -15,6 +16,8 @@ from hpcvfl.transport import launcher
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """What batch systems send before they end a job: Slurm SIGTERM, or `--signal=USR1@60`."""
+ALIVE = ("RUNNING", "SIGNALING")
+"""States of a Slurm job that nobody has ended; the second one while a signal is on its way."""
 REQUEUE_S = 60.0
 """Longest wait for scontrol, in seconds."""
 
@@ -37,22 +40,42 @@ class Asked:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
 
+    def decline(self) -> None:
+        """Give the signals back, and with them one that has come meanwhile."""
+        self.close()
+        if self.reason:
+            signal.raise_signal(signal.Signals[self.reason])
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.reason = signal.Signals(number).name
 
 
 def requeue() -> str:
-    """Have Slurm start this job again; a few words about what came of it."""
+    """Have Slurm start this job again; a few words about what came of it.
+
+    Only a job that still runs: one that Slurm is ending already was cancelled, and then must not
+    come back, or preempted or requeued, and then comes back by itself.
+    """
     job = launcher.slurm_job()
     if job is None:
         return "not requeued: this is no Slurm job"
-    command = ["scontrol", "requeue", job]
+    status, said = _scontrol("--oneliner", "show", "job", job)
+    state = re.search(r"\bJobState=(\w+)", said)
+    if status == 0 and state and state[1] not in ALIVE:
+        return f"not requeued: job {job} is {state[1]}, Slurm ends it or has queued it again itself"
+    status, said = _scontrol("requeue", job)
+    return f"not requeued: {said}" if status else f"job {job} is requeued"
+
+
+def _scontrol(*words: str) -> tuple[int, str]:
+    """Exit status and output of scontrol; of one that failed, the command and what it said."""
+    command = ["scontrol", *words]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=REQUEUE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"not requeued: {' '.join(command)}: {error}"
+        return 1, f"{' '.join(command)}: {error}"
     if done.returncode:
-        return f"not requeued: {' '.join(command)}: {' '.join(done.stderr.split())}"
-    return f"job {job} is requeued"
+        return done.returncode, f"{' '.join(command)}: {' '.join(done.stderr.split())}"
+    return 0, done.stdout

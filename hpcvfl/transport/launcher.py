@@ -125,8 +125,13 @@ def expected_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def slurm_job(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Number of the Slurm job that this process belongs to, or None."""
-    return environ.get("SLURM_JOB_ID") or None
+    """The Slurm job that this process belongs to, as scontrol takes it, or None.
+
+    A member of an array is ARRAY_INDEX: one of them has the number of the whole array for its own
+    (Lightning-AI/pytorch-lightning#15022), which would mean all of them.
+    """
+    array, index = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array and index else environ.get("SLURM_JOB_ID") or None
 
 
 def check(

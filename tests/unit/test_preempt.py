@@ -35,21 +35,48 @@ def test_a_signal_sets_a_flag_and_does_nothing_else(number):
     asked.close()
 
 
-def scontrol(folder, monkeypatch, status):
-    """A scontrol that notes its words and ends with `status`."""
+def test_a_signal_that_came_before_the_wish_was_declined_is_not_lost(monkeypatch):
+    came = []
+    monkeypatch.setattr(signal, "raise_signal", came.append)
+    asked = Asked()
+    asked.listen()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    asked.decline()
+    assert came == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+def scontrol(folder, monkeypatch, status, state="RUNNING"):
+    """A scontrol that tells a job's state, notes what else it is to do and ends with `status`."""
     program = folder / "scontrol"
     program.write_text(
-        f'#!/bin/sh\necho "$@" > {folder}/said\necho "no such job" >&2\nexit {status}\n'
+        "#!/bin/sh\n"
+        f'case "$*" in *show*) echo "JobId=1234 JobState={state} Reason=None"; exit 0 ;; esac\n'
+        f'echo "$@" > {folder}/said\necho "no such job" >&2\nexit {status}\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "1234")
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_slurm_is_told_to_start_the_job_again(tmp_path, monkeypatch):
     scontrol(tmp_path, monkeypatch, 0)
     assert requeue() == "job 1234 is requeued"
     assert (tmp_path / "said").read_text() == "requeue 1234\n"
+
+
+# As `scontrol show job` has it while the signal before a limit or a preemption is on its way.
+def test_a_job_that_is_being_signalled_is_requeued(tmp_path, monkeypatch):
+    scontrol(tmp_path, monkeypatch, 0, "SIGNALING")
+    assert requeue() == "job 1234 is requeued"
+
+
+def test_a_job_that_was_cancelled_or_preempted_is_left_to_slurm(tmp_path, monkeypatch):
+    scontrol(tmp_path, monkeypatch, 0, "COMPLETING")
+    assert requeue().startswith("not requeued: job 1234 is COMPLETING, ")
+    assert not (tmp_path / "said").exists()
 
 
 def test_what_keeps_a_job_from_being_requeued_is_said(tmp_path, monkeypatch):
@@ -60,6 +87,14 @@ def test_what_keeps_a_job_from_being_requeued_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert "not requeued: scontrol requeue 1234: " in requeue()
     assert slurm_job({}) is None
+
+
+def test_a_member_of_an_array_is_named_apart_from_the_array(tmp_path, monkeypatch):
+    scontrol(tmp_path, monkeypatch, 0)
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "1234")  # the leader has the array's number
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    assert requeue() == "job 1234_0 is requeued"
+    assert (tmp_path / "said").read_text() == "requeue 1234_0\n"
 
 
 def test_a_book_goes_on_after_what_was_kept(tmp_path):
