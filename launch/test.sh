@@ -23,6 +23,15 @@ fi
 bin="$(cd "$venv/bin" && pwd)"
 export PATH="$bin:$PATH" # bench scripts and tests that start mpiexec find the right one
 
+# A Slurm for tests/slurm, which starts and stops its own daemons.
+slurm_lacks() {
+    PYTHONPATH=tests python -c 'from support.slurm import missing; print(missing())'
+}
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -n "$(slurm_lacks)" ]; then
+    (timeout 120 apt-get update -qq &&
+        timeout 180 apt-get install -y -qq --no-install-recommends slurm-wlm munge) >/dev/null 2>&1 || true
+fi
+
 step() {
     echo "== $*"
 }
@@ -63,3 +72,11 @@ timeout -k 10 1200 python -m pytest -q -n 2 tests/unit tests/property tests/gold
 step "tests that start ranks, and the blocks of the README"
 timeout -k 10 1500 python -m pytest -q tests/ranks tests/unit/test_readme.py \
     "${turns[@]/#/--ignore=}"
+
+step "real Slurm: the scripts of launch/slurm"
+lack="$(slurm_lacks)"
+if [ -z "$lack" ]; then
+    timeout -k 60 900 python -m pytest -q tests/slurm
+else
+    echo "test.sh: NO SLURM HERE ($lack not found), launch/slurm WAS NOT TESTED: apt-get install slurm-wlm munge" >&2
+fi

@@ -3,10 +3,12 @@
 import math
 import os
 import resource
+import signal
 import subprocess
 from pathlib import Path
 
 import torch
+from support.launch import wait_for
 from torch import nn
 
 from hpcvfl.transport.launcher import expected_rank
@@ -229,3 +231,26 @@ class DiskHead(SignallingHead):
 
     def fault(self):
         subprocess.run(["sh", "-c", os.environ["TEST_SHELL"]], check=False)
+
+
+class WaitingHead(nn.Module):
+    """A linear head that waits in its forward number TEST_AT of training until its process has been
+    asked to stop, or with TEST_SIGNAL sends it that; in the first start of a Slurm job only, of an
+    array only in member TEST_MEMBER.
+    """
+
+    def __init__(self, input_dim, num_classes):
+        super().__init__()
+        self.out = nn.Linear(input_dim, num_classes)
+        self.calls = 0
+        member = os.environ.get("SLURM_ARRAY_TASK_ID") == os.environ.get("TEST_MEMBER")
+        first = "SLURM_RESTART_COUNT" not in os.environ
+        self.at = int(os.environ.get("TEST_AT", "0")) if member and first else 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.training and self.calls == self.at:
+            os.kill(os.getpid(), int(os.environ.get("TEST_SIGNAL", "0")))
+            asked = signal.getsignal(signal.SIGUSR1).__self__  # the Asked whose method it is
+            wait_for(lambda: asked.reason, 120)
+        return self.out(x)
