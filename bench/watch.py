@@ -18,7 +18,7 @@ from hpcvfl.benchmarks.launching import measured_by_ranks
 from hpcvfl.engine.watch import BEAT_S
 
 RANKS, TIMES = 5, 100
-PAIRS, ROUNDS, WARM_ROUNDS = 5, 4000, 500
+PAIRS, ROUNDS, WARM_ROUNDS = 5, 2500, 500
 SHARE_PERCENT = 1.0
 """Of a run's time, at most."""
 TIMEOUT_S = 300
