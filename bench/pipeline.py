@@ -5,8 +5,8 @@ python bench/pipeline.py --smoke   a few rounds of digits, no speed is judged
 
 B = 1000, Q = 1, 4 bits under mpiexec, a round trip of 50 ms that is really slept
 (transport.latency_ms): the plain loop against algorithm.pipeline = 1, in turn, REPEATS times, for
-the models of CASES. Rounds are timed between two evaluations in the middle of a run: one ahead, the first
-round has an exchange more and the last has none. Of the plain run c is what the slowest party
+the models of CASES. Rounds are timed between two evaluations in the middle of a run: one ahead, the
+first round has an exchange more and the last has none. Of the plain run c is what the slowest party
 computes in a round (median of these rounds) and L the rest; (L + c) / max(L, c) is the most that an
 overlap could give if it cost nothing. It costs a forward more a round. Accuracy: the schedule of
 bench/fashion_mnist.py in one process, three seeds, against its plain 4-bit cells.

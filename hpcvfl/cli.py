@@ -80,12 +80,14 @@ def train(arguments: list[str]) -> int:
     """Train; the closing table goes to stdout, progress to stderr."""
     begun_s = time.perf_counter()
     from hpcvfl.engine.preempt import Asked
+    from hpcvfl.engine.watch import stacks_on_stderr
     from hpcvfl.transport import launcher
 
     if not arguments:
         raise ConfigError("train: which config? a preset, a .toml file or a run folder")
     asked = Asked()
     asked.listen()  # before the long imports: a job may be taken away while it starts
+    stacks_on_stderr()  # or hang there
     try:
         _train(arguments, asked, begun_s)
     finally:

@@ -335,7 +335,7 @@ class RunConfig(Section):
     """
     max_seconds: Annotated[float | None, Field(gt=0, json_schema_extra=HOW)] = None
     """After so many seconds since the start of this process, stop at the end of a round with a
-    checkpoint and exit status 75; leave room for a round and a checkpoint. Short: --max-seconds.
+    checkpoint and exit status 75; leave room for two rounds and a checkpoint. Short: --max-seconds.
     """
     requeue: Annotated[bool, Field(json_schema_extra=HOW)] = False
     """When stopped before the end, have Slurm start the job again (scontrol requeue, at rank 0)."""

@@ -24,7 +24,7 @@ from hpcvfl.codecs.base import Array
 from hpcvfl.data import Batches
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
-from hpcvfl.errors import DataError
+from hpcvfl.errors import ConfigError, DataError
 
 
 class Ahead:
@@ -38,7 +38,12 @@ class Ahead:
         total_rounds: int,
         clock: PhaseClock,
     ) -> None:
-        """Nothing moves before `begin`."""
+        """Nothing moves before `begin`. Raises ConfigError if no thread may move frames here."""
+        if not exchange.transport.threaded:
+            raise ConfigError(
+                "algorithm.pipeline = 1: this MPI lets one thread alone call it; use an MPI that"
+                " gives MPI_THREAD_SERIALIZED or more (MPI_Init_thread), or leave pipeline at 0"
+            )
         self._block, self._exchange, self._batches = block, exchange, batches
         self._total_rounds, self._clock = total_rounds, clock
         self._made: tuple[int, list[Array]] | None = None  # a round and its message
@@ -97,9 +102,16 @@ class Ahead:
         return True
 
     def state(self, round_index: int) -> dict[str, Array]:
-        """The snapshot of round `round_index`, which is here: "RANK.TENSOR" -> what was decoded of
-        that tensor of that rank's message; not copies.
+        """Copies of the snapshot of round `round_index`, which is here, "RANK.TENSOR" -> what was
+        decoded of that tensor of that rank's message; and "made.TENSOR" of the message of the round
+        after it, which is made: another forward might move buffers of a tower once more.
         """
+        out = {name: array.copy() for name, array in self._snapshot(round_index).items()}
+        if self._made and self._made[0] == round_index + 1:
+            out |= {f"made.{i}": array.copy() for i, array in enumerate(self._made[1])}
+        return out
+
+    def _snapshot(self, round_index: int) -> dict[str, Array]:
         targets = self._block.targets(len(self._batches.rows(round_index)))
         return {
             f"{rank}.{i}": array
@@ -108,8 +120,12 @@ class Ahead:
         }
 
     def restore(self, round_index: int, state: Mapping[str, Array]) -> None:
-        """Have the snapshot that `state` gave. Raises DataError if it does not fit."""
-        here = self.state(round_index)
+        """Have what `state` gave. Raises DataError if it does not fit."""
+        made = {n: a for n, a in state.items() if n.startswith("made.")}
+        if made:
+            self._made = round_index + 1, [made[f"made.{i}"] for i in range(len(made))]
+        state = {n: a for n, a in state.items() if n not in made}
+        here = self._snapshot(round_index)
         shapes = ({n: a.shape for n, a in arrays.items()} for arrays in (here, state))
         if next(shapes) != next(shapes):
             raise DataError(f"the snapshot of round {round_index} does not fit this run")

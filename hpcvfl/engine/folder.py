@@ -65,12 +65,17 @@ def put_in_place(aside: Path, path: Path) -> int:
         os.fsync(file.fileno())
         nbytes = os.fstat(file.fileno()).st_size
     os.replace(aside, path)
-    place = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+    return nbytes
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk. Raises OSError."""
+    place = os.open(path, os.O_RDONLY)
     try:
         os.fsync(place)
     finally:
         os.close(place)
-    return nbytes
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -86,7 +91,7 @@ def write_config(config: Config, path: Path) -> None:
     """
     table = config.model_dump(mode="json", exclude_none=True, exclude={"run": {"resume"}})
     table["party"] = {str(block): override for block, override in config.party.items()}
-    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+    write_whole(path, tomli_w.dumps(table))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

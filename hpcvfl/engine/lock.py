@@ -21,6 +21,8 @@ class RunLock:
 
     fcntl's lock and not flock's: it is the one that NFS passes on to other hosts. The file itself
     stays; what it says is for people.
+
+    held : bool   False where the file system has no locks: nobody is kept out
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,10 +32,12 @@ class RunLock:
         OSError if the file cannot be made.
         """
         self._file = (path / "run.lock").open("a+", encoding="utf-8")
+        self.held = True
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in NOT_HERE:
+                self.held = False
                 return
             holder = self._holder()
             self._file.close()

@@ -131,10 +131,16 @@ def prepare(
         config, block, swap, transport, meter, messages, clock, batches, home.path, total, policy,
         plan, expected_B, steps, home.lock, warnings=outside_theory(block, transport),
         processes=[Process(*told) for told in exchange(transport, this_process(block.block))],
-        ahead=Ahead(block, swap, batches, total, clock) if config.algorithm.pipeline else None,
     )  # fmt: skip
+    if config.algorithm.pipeline:
+        run.ahead = each(transport, lambda: Ahead(block, swap, batches, total, clock))
     if part:
         go_on_from(run, part)
+    if home.lock and not home.lock.held:
+        run.warnings.append(
+            f"run folder {home.path}: its file system has no locks; a second job in it would not be"
+            " refused"
+        )
     run.warnings += broken
     return run
 

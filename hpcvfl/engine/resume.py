@@ -64,7 +64,7 @@ def find(config: Config) -> Chosen | None:
         return finished(path) or unfinished(path)
     for path in newest_first(config):
         there = _readable_config(path)
-        if there is None:
+        if there is None:  # killed while it was made: nothing to go on with
             continue
         done = finished(path)
         if done and first_difference(there, config) is None:
@@ -87,10 +87,20 @@ def newest_first(config: Config) -> Iterator[Path]:
 
 
 def _readable_config(path: Path) -> Config | None:
+    """The config of a run folder; None if it has none that can be read, and no checkpoint either.
+
+    Raises ConfigError if there is one: hours of work are not passed over without a word.
+    """
     try:
         return folder.read_config(path)
-    except HpcvflError:  # killed while it was made, or of an older version: nothing to go on with
-        return None
+    except HpcvflError as error:
+        if finished(path) or not sets.rounds_here(path, 0):
+            return None
+        raise ConfigError(
+            f"{error}; the run has checkpoints: put the file right (a copy of the config it was"
+            " started with, or the version of hpcvfl that wrote it), or start afresh with"
+            " --resume never"
+        ) from None
 
 
 def finished(path: Path) -> Chosen | None:

@@ -29,9 +29,9 @@ from hpcvfl.engine.resume import choose
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
 from hpcvfl.engine.summary import summarise
-from hpcvfl.engine.watch import Heart, explained
+from hpcvfl.engine.watch import LAST_WORDS_S, Heart, last_words, within
 from hpcvfl.engine.weights import prefix_total, weights_of
-from hpcvfl.errors import Preempted, TransportTimeout
+from hpcvfl.errors import Preempted
 from hpcvfl.ledger import Meter
 from hpcvfl.transport.base import Transport
 from hpcvfl.transport.metered import Metered
@@ -80,20 +80,22 @@ def train(
         well = True
         raise
     except Exception as error:
-        if isinstance(error, TransportTimeout):
-            error = explained(error, run.path, heart, run.processes)
-        # Beside the books of the rounds that went well, for who finds the folder in the morning.
-        with suppress(OSError):
-            text = f"{type(error).__name__}: {error}\n"
-            (run.path / f"error.rank{transport.rank}.txt").write_text(text, encoding="utf-8")
-        raise error
+        told = last_words(error, run.path, heart, run.processes)
+        if told is error:
+            raise
+        raise told from error
     finally:
-        heart.stop(well)
-        with suppress(OSError):  # closed in `finish`; here an earlier error is on its way
-            close_books(run)
-        if run.lock:
-            run.lock.release()
         shown.end()
+        within(LAST_WORDS_S, lambda: leave_folder(run, heart, well))
+
+
+def leave_folder(run: Run, heart: Heart, well: bool) -> None:
+    """Close what is open in the run folder, the lock last."""
+    heart.stop(well)
+    with suppress(OSError):  # closed in `finish`, or an earlier error is on its way
+        close_books(run)
+    if run.lock:
+        run.lock.release()
 
 
 def drive_rounds(

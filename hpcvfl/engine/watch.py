@@ -4,7 +4,8 @@
     stack.rankK.txt        the stacks of all threads of rank K, each time it gets SIGUSR2
     explained              a timeout with what is known of the ranks that did not come
 
-They are gone after a run that ended well.
+After a run that ended well they are gone, but for stacks that were asked for. Before there is a run
+folder, and after the run, stacks go to stderr.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from hpcvfl.clock import PhaseClock
 from hpcvfl.errors import TransportTimeout
@@ -29,6 +30,13 @@ BEAT_S = 5.0
 """Seconds between two heartbeats."""
 STALE_BEATS = 2.5
 """A heartbeat that is so many times as old as it should be has stopped."""
+LAST_WORDS_S = 2.0
+"""Longest time for files of a run that ends: where the run hangs since its file system does, all
+must still end.
+"""
+
+STDERR = 2  # sys.stderr may be a stand-in that has no file descriptor
+T = TypeVar("T")
 
 
 class Process(NamedTuple):
@@ -64,6 +72,11 @@ class Heart:
         self._thread = threading.Thread(target=self._beat_on, name="heartbeat", daemon=True)
         self._thread.start()
 
+    @property
+    def rank(self) -> int:
+        """Whose heart this is."""
+        return self._transport.rank
+
     def beat(self) -> None:
         """Write the heartbeat now."""
         aside = self._file.with_suffix(".tmp")
@@ -81,7 +94,7 @@ class Heart:
         self._over.set()
         self._thread.join(timeout=1.0)
         if self._stacks:
-            faulthandler.unregister(signal.SIGUSR2)
+            stacks_on_stderr()
             self._stacks.close()
         with suppress(OSError):
             stacks = self._path / f"stack.rank{self._transport.rank}.txt"
@@ -119,6 +132,51 @@ class Heart:
         return file
 
 
+def stacks_on_stderr() -> None:
+    """From now on SIGUSR2 has this process write the stacks of all threads to stderr and go on."""
+    with suppress(OSError, ValueError):  # it is closed
+        faulthandler.register(signal.SIGUSR2, STDERR, all_threads=True)
+
+
+def within(seconds: float, work: Callable[[], T]) -> T | None:
+    """The result of `work`, or None where it takes longer; what it raises is raised."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # raised again below
+            failed.append(error)
+
+    # A daemon: where a file system hangs it must not keep the process from ending.
+    thread = threading.Thread(target=run, name="last words", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    return done[0] if done else None
+
+
+def last_words(
+    error: Exception, path: Path, heart: Heart, processes: Sequence[Process]
+) -> Exception:
+    """The error that ends this rank, a timeout with what is known of the ranks that did not come;
+    it stands in the run folder too, as error.rankK.txt, for who looks there in the morning.
+    """
+
+    def note() -> Exception:
+        told: Exception = error
+        if isinstance(error, TransportTimeout):
+            told = explained(error, path, heart, processes)
+        with suppress(OSError):
+            file = path / f"error.rank{heart.rank}.txt"
+            file.write_text(f"{type(told).__name__}: {told}\n", encoding="utf-8")
+        return told
+
+    return within(LAST_WORDS_S, note) or error
+
+
 def explained(
     error: TransportTimeout, path: Path, heart: Heart, processes: Sequence[Process]
 ) -> TransportTimeout:
@@ -145,7 +203,7 @@ def _last_sign(path: Path, heart: Heart, rank: int) -> str:
     file = heartbeat_path(path, rank)
     try:
         sign = json.loads(file.read_text(encoding="utf-8"))
-        age_s = heartbeat_path(path, heart._transport.rank).stat().st_mtime - file.stat().st_mtime
+        age_s = heartbeat_path(path, heart.rank).stat().st_mtime - file.stat().st_mtime
         where = f"round {sign['round']}, {sign['phase']}"
         in_phase_s = float(sign["phase_s"])
     except (OSError, ValueError, LookupError, TypeError):

@@ -82,6 +82,7 @@ class Transport(ABC):
     name        : str     "threads", "mpi", ..
     timeout_s   : float   longest wait of one verb, in seconds; may be set between verbs
     round_index : int     round that messages name; the engine sets it, -1 is start-up
+    threaded    : bool    whether a verb may be called by another thread than the one before
     waited_s    : float   seconds spent yielding, sleeping or giving turns to others so far; the
                           rest of a verb's time is spent in the calls that move bytes
     """
@@ -91,6 +92,7 @@ class Transport(ABC):
     name: str
     timeout_s: float
     round_index: int
+    threaded: bool = True
     waited_s: float
 
     @abstractmethod
@@ -186,6 +188,7 @@ class Wrapper(Transport):
         """Wrap `inner`, which stays the owner of rank, size, timeout and round."""
         self.inner = inner
         self.rank, self.size, self.name = inner.rank, inner.size, inner.name
+        self.threaded = inner.threaded
 
     @property
     def timeout_s(self) -> float:

@@ -63,6 +63,7 @@ class MpiTransport(ProcessTransport):
         world = MPI.COMM_WORLD if comm is None else comm
         self.rank, self.size = world.Get_rank(), world.Get_size()
         self.timeout_s, self.round_index, self.waited_s = timeout_s, -1, 0.0
+        self.threaded = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
         self._pace = pace
         self._calls = 0  # collectives posted so far
         self._pending: list[Any] = []  # what MPI may still write to after a timeout
@@ -189,7 +190,7 @@ class MpiTransport(ProcessTransport):
         try:
             request = post()
             if not request.Test():
-                self._wait(request.Test, verb, None, slots)
+                self._wait(request.Test, verb, None, slots, root)
         except MPI.Exception as error:
             raise self._broken(f"{verb} of {slots.kinds_text}", error) from error
 
@@ -274,12 +275,13 @@ class MpiTransport(ProcessTransport):
         what: str,
         awaited: list[int] | None = None,
         slots: Slots | None = None,
+        root: int = 0,
     ) -> None:
         """Wait for `test`, which has just been false.
 
         After timeout_s, find out who of `awaited` is missing; None: this is a collective, of all.
         """
-        tick = partial(look_around, self, self._roll, self._calls, what, awaited, slots)
+        tick = partial(look_around, self, self._roll, self._calls, what, awaited, slots, root)
         try:
             self.waited_s += wait_on(test, self._own_pace(), tick)
         except TransportTimeout:

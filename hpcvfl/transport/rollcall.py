@@ -65,6 +65,7 @@ def look_around(
     what: str,
     awaited: list[int] | None,
     slots: Slots | None,
+    root: int,
     seconds: float,
 ) -> None:
     """What a rank does about every 0.1 s while it waits: answer, and ask when time has run out.
@@ -73,6 +74,7 @@ def look_around(
     what    : str                   what it waits for: a verb, or the kind and peer of a message
     awaited : list of int or None   ranks it waits for; None: all others, in a collective
     slots   : Slots or None         the frames of the collective
+    root    : int                   of the collective
     seconds : float                 that it has waited so far
     Raises TransportTimeout that names who is missing if timeout_s have passed.
     """
@@ -87,6 +89,9 @@ def look_around(
     due = {}
     if slots is not None and what in ("gather", "allgather"):
         due = {k: (slots.kinds_R[k], slots.sizes_R[k]) for k in missing}
+    elif slots is not None and root in missing:
+        mine_of = slots.kinds_R[transport.rank], slots.sizes_R[transport.rank]
+        due = {root: mine_of if what == "scatter" else (slots.kinds_text, slots.buffer_B.nbytes)}
     raise TransportTimeout(
         f"rank {transport.rank}, round {transport.round_index}: {text}: {names};"
         f" waited {seconds:.1f} s (timeout_s = {transport.timeout_s:g})",

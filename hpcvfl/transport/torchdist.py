@@ -201,7 +201,7 @@ class TorchTransport(ProcessTransport):
             posts = slots.plans[key] = self._plan(verb, slots, root)
         self._calls += 1
         if posts:
-            self._wait(self._start(f"{verb} of {slots.kinds_text}", posts), verb, None, slots)
+            self._wait(self._start(f"{verb} of {slots.kinds_text}", posts), verb, None, slots, root)
 
     def _plan(self, verb: str, slots: Slots, root: int) -> list[Post]:
         """What this rank posts of a verb, receives first; made once per Slots.
@@ -253,6 +253,7 @@ class TorchTransport(ProcessTransport):
         what: str,
         awaited: list[int] | None = None,
         slots: Slots | None = None,
+        root: int = 0,
     ) -> None:
         """Wait for moves; see look_around for the rest."""
         self._waiter.take(moves)
@@ -261,7 +262,7 @@ class TorchTransport(ProcessTransport):
         try:
             while not over:
                 seconds = time.perf_counter() - begun_s
-                look_around(self, self._roll, self._calls, what, awaited, slots, seconds)
+                look_around(self, self._roll, self._calls, what, awaited, slots, root, seconds)
                 over = moves.over.acquire(timeout=ANSWER_EVERY_S)
         except TransportTimeout:
             # Its thread waits for what may still come; what is waited for next needs another.

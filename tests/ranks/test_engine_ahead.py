@@ -147,7 +147,7 @@ def fake_ahead(swap):
     """An Ahead whose frames move by `swap` as between processes, and the names of its calls."""
     calls = []
     exchange = SimpleNamespace(
-        transport=SimpleNamespace(name="mpi", round_index=-1),
+        transport=SimpleNamespace(name="mpi", round_index=-1, threaded=True),
         encode=lambda *a: calls.append("encode"),
         swap=swap,
         decode=lambda *a: calls.append("decode"),
@@ -193,3 +193,11 @@ def test_an_error_of_a_local_step_ends_the_run(tmp_path):
     over = {"party": {"2": {"model": {"tower": "support.modules:ExplodingTower"}}}}
     with pytest.raises(Exception, match="block 2, round"):
         ThreadsWorld(4).run(lambda t: train(tiny(tmp_path, **over, **AHEAD), t))
+
+
+def test_an_mpi_that_lets_one_thread_alone_call_it_is_refused():
+    exchange = SimpleNamespace(transport=SimpleNamespace(threaded=False))
+    with pytest.raises(
+        ConfigError, match=r"algorithm.pipeline = 1: this MPI lets one thread alone"
+    ):
+        Ahead(None, exchange, None, 1, PhaseClock())

@@ -283,6 +283,22 @@ def test_auto_starts_afresh_where_there_is_nothing_to_go_on_with(tmp_path):
     assert run_threads(resumed(other))["resumed_after_rounds"] == [5]
 
 
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda file: file.unlink(),
+        lambda file: file.write_text(file.read_text()[: len(file.read_text()) // 2]),
+        lambda file: file.write_text(file.read_text() + "\n[of_a_later_version]\nx = 1\n"),
+    ],
+)
+def test_checkpoints_under_a_config_that_cannot_be_read_are_not_passed_over(tmp_path, harm):
+    config, folder = cut_run(tmp_path)
+    harm(folder / "config.toml")
+    with pytest.raises(ConfigError, match=r"the run has checkpoints: put the file right"):
+        run_threads(resumed(config))
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_auto_leaves_a_finished_run_as_it_is(tmp_path):
     config = tiny(tmp_path)
     summary = run_threads(config)

@@ -7,6 +7,9 @@ import pytest
 from support.resuming import interrupted, resumed, same_run
 from support.runs import run_threads, tiny
 
+from hpcvfl.engine.run import train
+from hpcvfl.transport.threads import ThreadsWorld
+
 # Four rounds an epoch: cuts fall inside an epoch and at its end.
 EVERY = {"run__checkpoint_rounds": 1}
 GAUSS = "scalar:bits=1,range=gauss,scope=column"
@@ -39,6 +42,10 @@ RUNS = {
     "batch norm": {"model__tower": "support.modules:BatchNormTower"},
     "dropout": {"model__tower": "support.modules:DropoutTower"},
     "one round ahead": {"algorithm__pipeline": 1, "codec": "topk:k=2", **SPEEDS},
+    "one round ahead, buffers that every forward moves": {
+        "algorithm__pipeline": 1,
+        "model__tower": "support.modules:SpectralTower",
+    },
     "one round ahead, ef": {
         "algorithm__pipeline": 1,
         "codec": f"ef({GAUSS})",
@@ -173,7 +180,12 @@ def test_no_checkpoint_is_written_where_none_is_asked_for(tmp_path):
     assert [p.name for p in (folder / "checkpoints").iterdir()] == ["final"]
 
 
-def test_the_clock_of_the_server_alone_decides_when(tmp_path):
-    config = tiny(tmp_path, run__checkpoint_s=1e-9)
-    places = Path(run_threads(config)["folder"], "checkpoints").glob("round-*")
-    assert sorted(p.name for p in places) == ["round-00000006", "round-00000007"]
+@pytest.mark.parametrize(
+    ("server_s", "party_s", "due"),
+    [(1e-9, 0, ["round-00000006", "round-00000007"]), (0, 1e-9, [])],
+)
+def test_the_clock_of_the_server_alone_decides_when(tmp_path, server_s, party_s, due):
+    configs = [tiny(tmp_path, run__checkpoint_s=s) for s in (server_s, party_s)]
+    summary = ThreadsWorld(4).run(lambda t: train(configs[t.rank > 0], t))[0]
+    places = Path(summary["folder"], "checkpoints").glob("round-*")
+    assert sorted(p.name for p in places) == due

@@ -30,6 +30,17 @@ def test_a_killed_rank_costs_the_rounds_since_the_last_checkpoint(tmp_path, vict
     assert same_run(whole, summary)
 
 
+def test_a_job_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(tmp_path):
+    path, whole = job(tmp_path, **{"model.head": "support.modules:SavedHead"})
+    assert signalled(path, 0, 2, signal.SIGKILL).returncode not in (0, 75)
+    (folder,) = (Path(path).parent / "runs").iterdir()
+    assert sets.all_rounds(folder) == [4, 2]  # what the others wrote, without its seal
+    assert sets.rounds_here(folder, 0) == [2]
+    summary = go_on(path)
+    assert summary["resumed_after_rounds"] == [2]
+    assert same_run(whole, summary)
+
+
 def test_a_job_killed_before_its_first_checkpoint_starts_afresh(tmp_path):
     path, whole = job(tmp_path)
     assert signalled(path, 2, 3, signal.SIGKILL).returncode not in (0, 75)

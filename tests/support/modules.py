@@ -153,6 +153,18 @@ class TiedTower(nn.Module):
         return self.out(self.second(self.first(x.flatten(1))))
 
 
+class SpectralTower(nn.Module):
+    """Every training forward moves buffers that its weight is made of (a power iteration)."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__()
+        width = int(torch.Size(input_shape).numel())
+        self.out = nn.utils.parametrizations.spectral_norm(nn.Linear(width, embedding_dim))
+
+    def forward(self, x):
+        return self.out(x.flatten(1))
+
+
 class QuittingTower(ExplodingTower):
     """Calls sys.exit(0) in the middle of training."""
 
@@ -224,6 +236,23 @@ class HungryHead(SignallingHead):
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**26, resource.RLIM_INFINITY))
         self.out(torch.ones(2**24, self.out.in_features))
+
+
+class SavedHead(SignallingHead):
+    """One whose process gets the signal while checkpoint number TEST_AT is written."""
+
+    saved = 0
+
+    def forward(self, x):
+        return self.out(x)
+
+    def state_dict(self, *args, **kwargs):
+        self.saved += 1
+        if os.environ.get("TEST_RANK") == str(expected_rank()) and self.saved == int(
+            os.environ["TEST_AT"]
+        ):
+            self.fault()
+        return super().state_dict(*args, **kwargs)
 
 
 class DiskHead(SignallingHead):

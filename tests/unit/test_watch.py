@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -91,6 +92,29 @@ def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path):
     beating.beat()
     beating.stop(well=True)
     assert not (tmp_path / "none").exists()
+
+
+def test_last_words_do_not_wait_for_a_file_system_that_hangs(tmp_path, heart, monkeypatch):
+    hung = threading.Event()
+    monkeypatch.setattr(watch, "explained", lambda *_: hung.wait())
+    monkeypatch.setattr(watch, "LAST_WORDS_S", 0.05)
+    error = timeout_of(1)
+    assert watch.last_words(error, tmp_path, heart, PROCESSES) is error
+    hung.set()
+
+
+def test_last_words_stand_in_the_run_folder_too(tmp_path, heart):
+    told = watch.last_words(timeout_of(1), tmp_path, heart, PROCESSES)
+    assert (tmp_path / "error.rank0.txt").read_text() == f"TransportTimeout: {told}\n"
+    assert "party 1 (rank 1, host b, pid 20)" in str(told)
+    fault = ValueError("of a module")
+    assert watch.last_words(fault, tmp_path, heart, PROCESSES) is fault
+
+
+def test_what_is_done_within_a_time_gives_its_result_or_its_error():
+    assert watch.within(60.0, lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        watch.within(60.0, lambda: 1 // 0)
 
 
 def test_a_run_that_ended_well_leaves_no_signs_and_one_that_failed_does(tmp_path):
