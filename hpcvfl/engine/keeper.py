@@ -123,6 +123,8 @@ class Keeper:
             f" {sets.set_path(run.path, run.rounds)}; go on with --resume {run.path}, or auto"
         )
         if run.config.run.requeue:
+            # The others wait for the answer of Slurm's controller, which may be busy.
+            run.transport.timeout_s = max(run.transport.timeout_s, 3 * preempt.REQUEUE_S)
             said = together(run.transport, lambda: "" if run.transport.rank else preempt.requeue())
             text += f"; {said[0]}"
         error = Preempted(text)

@@ -104,11 +104,12 @@ def _readable_config(path: Path) -> Config | None:
 
 
 def finished(path: Path) -> Chosen | None:
-    """The summary of a run that has finished; None if it has not."""
+    """The summary of a run that has finished; None if it has not, or what is there is none."""
     try:
-        return Chosen(path, summary=folder.read_summary(path))
+        summary = folder.read_summary(path)
     except DataError:
         return None
+    return Chosen(path, summary=summary) if {"metrics", "rounds"} <= summary.keys() else None
 
 
 def unfinished(path: Path) -> Chosen:

@@ -15,7 +15,7 @@ from support.runs import run_threads, tiny, write_config
 from test_bad_input import write_shards
 
 from hpcvfl.cli import load_config, main
-from hpcvfl.engine import sets, start
+from hpcvfl.engine import preempt, sets, start
 from hpcvfl.engine.lock import RunLock
 from hpcvfl.engine.preempt import Asked
 from hpcvfl.engine.run import train
@@ -241,6 +241,27 @@ def test_a_stop_asked_of_any_rank_ends_all_after_the_same_round(tmp_path, rank, 
     summary = run_threads(resumed(config, folder))
     assert summary["resumed_after_rounds"] == [4]
     assert same_run(whole, summary)
+
+
+def test_the_others_wait_for_a_slow_scontrol(tmp_path, monkeypatch):
+    runs = []
+
+    def slow():
+        assert runs[0].transport.timeout_s > 2 * preempt.REQUEUE_S  # it is asked twice
+        return "job 7 is requeued"
+
+    monkeypatch.setattr(preempt, "requeue", slow)
+    config = tiny(tmp_path, run__requeue=True, run__max_seconds=1e-9, transport__timeout_s=3.0)
+    with pytest.raises(Preempted, match="; job 7 is requeued"):
+        run_threads(config, after_round=lambda run, _: runs.append(run))
+
+
+@pytest.mark.parametrize("text", ["{}", '{"name": "tiny"}', "[]", ""])
+def test_a_summary_that_is_none_does_not_make_a_run_finished(tmp_path, text):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    config, folder = cut_run(tmp_path / "cut")
+    (folder / "summary.json").write_text(text)
+    assert same_run(whole, run_threads(resumed(config)))
 
 
 def test_a_stop_asked_in_the_last_round_lets_the_run_finish(tmp_path):

@@ -91,7 +91,7 @@ def test_a_launcher_that_does_not_reach_mpi_is_refused_by_every_verb(tmp_path):
 def test_a_rank_that_fails_before_it_starts_mpi_ends_the_others(tmp_path, words, due):
     path = write_config(tmp_path)
     one = [sys.executable, "-m", "mpi4py", "-m", "hpcvfl"]
-    done = run([MPIEXEC, "-n", "3", *one, "train", path, ":", "-n", "1", *one, *words], 40)
+    done = run([MPIEXEC, "-n", "3", *one, "train", path, ":", "-n", "1", *one, *words])
     assert done.returncode == 2
     (line,) = said(done.stderr)
     assert f"rank 3: {due}" in line
