@@ -151,7 +151,10 @@ def within(seconds: float, work: Callable[[], T]) -> T | None:
 
     # A daemon: where a file system hangs it must not keep the process from ending.
     thread = threading.Thread(target=run, name="last words", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # without memory there is no thread either
+        return work()
     thread.join(seconds)
     if failed:
         raise failed[0]
