@@ -34,7 +34,6 @@ def test_a_job_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(t
     path, whole = job(tmp_path, **{"model.head": "support.modules:SavedHead"})
     assert signalled(path, 0, 2, signal.SIGKILL).returncode not in (0, 75)
     (folder,) = (Path(path).parent / "runs").iterdir()
-    assert sets.all_rounds(folder) == [4, 2]  # what the others wrote, without its seal
     assert sets.rounds_here(folder, 0) == [2]
     summary = go_on(path)
     assert summary["resumed_after_rounds"] == [2]
