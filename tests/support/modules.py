@@ -239,7 +239,7 @@ class HungryHead(SignallingHead):
 
 
 class SavedHead(SignallingHead):
-    """One whose process gets the signal while checkpoint number TEST_AT is written."""
+    """One whose process gets the signal when its tensors are asked for the TEST_AT-th time."""
 
     saved = 0
 
