@@ -70,13 +70,13 @@ timeout -k 10 1200 python -m pytest -q -n 2 tests/unit tests/property tests/gold
     --ignore tests/unit/test_readme.py
 
 step "tests that start ranks, and the blocks of the README"
-timeout -k 10 1500 python -m pytest -q tests/ranks tests/unit/test_readme.py \
+timeout -k 10 2700 python -m pytest -q tests/ranks tests/unit/test_readme.py \
     "${turns[@]/#/--ignore=}"
 
 step "real Slurm: the scripts of launch/slurm"
 lack="$(slurm_lacks)"
 if [ -z "$lack" ]; then
-    timeout -k 60 900 python -m pytest -q tests/slurm
+    timeout -k 60 1200 python -m pytest -q tests/slurm
 else
     echo "test.sh: NO SLURM HERE ($lack not found), launch/slurm WAS NOT TESTED: apt-get install slurm-wlm munge" >&2
 fi
