@@ -56,13 +56,24 @@ def test_a_block_runs_as_it_stands(repository, text):
     assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
+def words_of_program(words):
+    """A verb and its arguments, of a command line that starts ranks or submits a script that does;
+    such scripts are run in tests/slurm.
+    """
+    scripts = [word for word in words if word.endswith(".sbatch")]
+    if not scripts:
+        return words[len(words) - words[::-1].index("hpcvfl") :]
+    (script,) = scripts
+    assert (ROOT / script).is_file(), script
+    rest = words[words.index(script) + 1 :]
+    return ["train", *rest] if script.endswith("array.sbatch") else rest
+
+
 def test_blocks_for_clusters_are_understood_by_the_command_line():
     read = 0
     for text in PARSED:
         for line in text.splitlines():
-            words = shlex.split(line)
-            at = len(words) - 1 - words[::-1].index("hpcvfl")
-            verb, *rest = words[at + 1 :]
+            verb, *rest = words_of_program(shlex.split(line))
             assert verb in cli.VERBS, line
             if verb == "train":
                 cli.load_config(rest)
