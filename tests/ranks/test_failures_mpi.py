@@ -92,9 +92,9 @@ def test_a_rank_that_fails_before_it_starts_mpi_ends_the_others(tmp_path, words,
     path = write_config(tmp_path)
     one = [sys.executable, "-m", "mpi4py", "-m", "hpcvfl"]
     done = run([MPIEXEC, "-n", "3", *one, "train", path, ":", "-n", "1", *one, *words])
-    assert done.returncode == 2
-    (line,) = said(done.stderr)
-    assert f"rank 3: {due}" in line
+    # 9: of a rank that MPICH's mpiexec had to kill when rank 3 was gone
+    assert done.returncode in (2, 9), done.stderr
+    assert any(f"rank 3: {due}" in line for line in said(done.stderr)), done.stderr
 
 
 @pytest.mark.parametrize("tower", ["CrashingTower", "ExplodingTower"])
