@@ -16,18 +16,16 @@ under bench/results/tradeoff-q/.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
 import tempfile
-import time
 from argparse import ArgumentParser
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcvfl.benchmarks.common import Report, format_table, machine
+from hpcvfl.benchmarks.common import Report, format_table, kept, machine
 from hpcvfl.cli import load_config
 from hpcvfl.config import Config, build, merge, nest
 from hpcvfl.engine.evaluations import evaluate_now, target_reached
@@ -151,18 +149,9 @@ class Store:
     def get(self, name: str, make: Any) -> dict[str, Any] | None:
         """The result that is there, or the one that `make()` returns if it may be run."""
         path = self.folder / f"{name}.json"
-        if path.exists():
-            found: dict[str, Any] = json.loads(path.read_text())
-            return found
-        if self.only is None or not re.search(self.only, name):
+        if not path.exists() and (self.only is None or not re.search(self.only, name)):
             return None
-        print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
-        result: dict[str, Any] = make()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".tmp")  # a file is there in whole or not at all
-        aside.write_text(json.dumps(result, indent=1) + "\n")
-        aside.replace(path)
-        return result
+        return kept(path, make)
 
 
 def tuned_rate(store: Store, q: int) -> float | None:

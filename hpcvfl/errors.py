@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import platform
+import resource
 from collections.abc import Mapping, Sequence
 
 
@@ -93,6 +95,19 @@ class OutOfMemory(HpcvflError):
     """
 
     exit_code = 8
+
+
+def out_of_memory(error: Exception, rank: int, round_index: int) -> OutOfMemory | None:
+    """The error of one line for memory that ran out on this host; None for any other error."""
+    if not is_out_of_memory(error):
+        return None
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return OutOfMemory(
+        f"rank {rank}, round {round_index}: out of memory on {platform.node()}"
+        f" ({str(error).splitlines()[0] if str(error) else 'no words'}); had {peak_mb:.0f} MB at"
+        " most; ask for more a rank, put fewer ranks on a host or take a smaller data.batch_size,"
+        " then go on with --resume"
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
-import resource
 import sys
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcvfl.errors import ConfigError, HpcvflError, OutOfMemory, is_out_of_memory
+from hpcvfl.errors import ConfigError, HpcvflError, out_of_memory
 
 if TYPE_CHECKING:
     from hpcvfl.transport.base import ProcessTransport, Transport
@@ -146,15 +144,10 @@ def _do(work: Callable[[Any, Transport], T], config: Any, transport: Transport) 
     try:
         return work(config, transport)
     except (MemoryError, OSError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        told = out_of_memory(error, transport.rank, transport.round_index)
+        if told is None:
             raise
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        raise OutOfMemory(
-            f"rank {transport.rank}, round {transport.round_index}: out of memory on"
-            f" {platform.node()} ({str(error).splitlines()[0] if str(error) else 'no words'}); had"
-            f" {peak_mb:.0f} MB at most; ask for more a rank, put fewer ranks on a host or take a"
-            " smaller data.batch_size, then go on with --resume"
-        ) from None
+        raise told from None
 
 
 def tell_all(error: HpcvflError) -> int:

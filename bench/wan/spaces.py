@@ -52,7 +52,7 @@ def missing() -> str | None:
         return "needs root, to make network namespaces"
     if not Path("/dev/net/tun").exists():
         return "no /dev/net/tun (the module tun, or in a container --device /dev/net/tun)"
-    for program in ("ip", "nsenter"):
+    for program in ("ip", "nsenter", "unshare"):
         if shutil.which(program) is None:
             return f"no program {program!r} (Debian: iproute2, util-linux)"
     return None

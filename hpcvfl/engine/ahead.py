@@ -90,13 +90,16 @@ class Ahead:
         """
         if round_index >= self._total_rounds:
             return False
+        transport, waited_s = self._exchange.transport, 0.0
         if self._thread:
+            waited_s = transport.waited_s
             self._clock.to("wire")
             self._thread.join()
             self._thread = None
+            waited_s = transport.waited_s - waited_s
         if self._failure:
             raise self._failure
-        self._clock.to("decode")
+        self._clock.to("decode", waited_s)
         rows_N = self._batches.rows(round_index)
         self._exchange.decode(round_index, rows_N, self._block.targets(len(rows_N)))
         return True

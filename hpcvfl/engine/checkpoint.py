@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from hpcvfl.config import digest
-from hpcvfl.engine.agree import together
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
 from hpcvfl.engine.folder import put_in_place
@@ -48,28 +47,6 @@ def save_stream(folder: Path, block: Block, exchange: Exchange) -> Path | None:
     if score_C is not None:
         state["score"] = torch.from_numpy(score_C)
     return _save(stream_path(folder, block.block), state, block) if state else None
-
-
-def load_streams(folder: Path, block: Block, exchange: Exchange) -> None:
-    """Read the own stream and receive everybody else's from them; called by every rank.
-
-    Raises DataError, on every rank, where a file is missing, broken or of another run.
-    """
-    transport = exchange.transport
-
-    def read_own() -> None:
-        path = stream_path(folder, block.block)
-        if not exchange.own_state() and not path.exists():
-            return
-        state = {name: value.numpy() for name, value in _load(path, block).items()}
-        try:
-            exchange.restore_own(state)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
-        block.set_score(state.get("score"))
-
-    together(transport, read_own)
-    exchange.share_state()
 
 
 def stream_path(folder: Path, rank: int) -> Path:

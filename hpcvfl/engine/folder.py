@@ -30,6 +30,7 @@ def create(config: Config) -> Path:
         try:
             path.mkdir(parents=True)
             write_config(config, path / "config.toml")
+            sync_folder(path.parent)
             return path.resolve()
         except FileExistsError:
             if not path.is_dir():

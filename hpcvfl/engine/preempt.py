@@ -61,7 +61,9 @@ def requeue() -> str:
         return "not requeued: this is no Slurm job"
     status, said = _scontrol("--oneliner", "show", "job", job)
     state = re.search(r"\bJobState=(\w+)", said)
-    if status == 0 and state and state[1] not in ALIVE:
+    if status or not state:
+        return f"not requeued: {said or 'scontrol says nothing'}; queue it: scontrol requeue {job}"
+    if state[1] not in ALIVE:
         return f"not requeued: job {job} is {state[1]}, Slurm ends it or has queued it again itself"
     status, said = _scontrol("requeue", job)
     return f"not requeued: {said}" if status else f"job {job} is requeued"

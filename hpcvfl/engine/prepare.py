@@ -116,12 +116,7 @@ def prepare(
     home = chosen or fresh_folder(config, transport)
     messages, steps = open_books(config, transport, meter, home.path, part)
     clock.to("start")
-
-    # On all ranks or none: the memories of error feedback may not fit.
-    swap = each(transport, lambda: make_exchange(config, transport, agreement))
-    if shown:
-        shown.preparing(f"compiling the kernels of {', '.join(agreement.table)}")
-    swap.compile_codecs(min(data.batch_size, block.shard.num_rows))
+    swap = compiled_exchange(config, transport, agreement, block, shown)
     clock.to("other")
     policy = policy_of(block.config, block.block, plan)
     expected_B = plan.expected if plan else tried_steps(block, policy, batches, transport)
@@ -136,13 +131,34 @@ def prepare(
         run.ahead = each(transport, lambda: Ahead(block, swap, batches, total, clock))
     if part:
         go_on_from(run, part)
-    if home.lock and not home.lock.held:
-        run.warnings.append(
-            f"run folder {home.path}: its file system has no locks; a second job in it would not be"
-            " refused"
-        )
-    run.warnings += broken
+    run.warnings += without_lock(home) + broken
     return run
+
+
+def compiled_exchange(
+    config: Config,
+    transport: Transport,
+    agreement: Agreement,
+    block: Block,
+    shown: Observer | None,
+) -> Exchange:
+    """The exchange, its kernels compiled for this config's messages."""
+    # On all ranks or none: the memories of error feedback may not fit.
+    swap = each(transport, lambda: make_exchange(config, transport, agreement))
+    if shown:
+        shown.preparing(f"compiling the kernels of {', '.join(agreement.table)}")
+    swap.compile_codecs(min(config.data.batch_size, block.shard.num_rows))
+    return swap
+
+
+def without_lock(home: Chosen) -> list[str]:
+    """A warning where the run folder has no lock, for rank 0, which would hold it."""
+    if not home.lock or home.lock.held:
+        return []
+    return [
+        f"run folder {home.path}: its file system has no locks; a second job in it would not be"
+        " refused"
+    ]
 
 
 def fresh_folder(config: Config, transport: Transport) -> Chosen:

@@ -49,10 +49,10 @@ def part_path(path: Path, rounds: int, rank: int) -> Path:
 def write_part(path: Path, rounds: int, rank: int, part: Part) -> int:
     """Write the file of one rank, in whole or not at all; its bytes. Raises OSError."""
     target = part_path(path, rounds, rank)
-    if not target.parent.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for place in target.parent.parents[:2]:  # checkpoints/, the run folder
-            folder.sync_folder(place)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever made them: a set counts for nothing if after a power cut its folder has no name.
+    for place in target.parent.parents[:2]:  # checkpoints/, the run folder
+        folder.sync_folder(place)
     text = json.dumps(part.record)
     aside = target.with_suffix(".tmp")
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
 from hpcvfl.clock import PhaseClock
-from hpcvfl.errors import TransportTimeout
+from hpcvfl.errors import TransportTimeout, out_of_memory
 from hpcvfl.transport.base import Transport
 
 BEAT_S = 5.0
@@ -76,6 +76,11 @@ class Heart:
     def rank(self) -> int:
         """Whose heart this is."""
         return self._transport.rank
+
+    @property
+    def round_index(self) -> int:
+        """The round in which it is."""
+        return self._transport.round_index
 
     def beat(self) -> None:
         """Write the heartbeat now."""
@@ -164,12 +169,13 @@ def within(seconds: float, work: Callable[[], T]) -> T | None:
 def last_words(
     error: Exception, path: Path, heart: Heart, processes: Sequence[Process]
 ) -> Exception:
-    """The error that ends this rank, a timeout with what is known of the ranks that did not come;
-    it stands in the run folder too, as error.rankK.txt, for who looks there in the morning.
+    """The error that ends this rank, a timeout with what is known of the ranks that did not come,
+    memory that ran out with how much there was; it stands in the run folder too, as
+    error.rankK.txt, for who looks there in the morning.
     """
 
     def note() -> Exception:
-        told: Exception = error
+        told = out_of_memory(error, heart.rank, heart.round_index) or error
         if isinstance(error, TransportTimeout):
             told = explained(error, path, heart, processes)
         with suppress(OSError):

@@ -7,7 +7,7 @@ wait (waiting.py), so that a waiting rank burns no core and every wait ends.
 from __future__ import annotations
 
 import atexit
-import os
+import ctypes
 import signal
 import sys
 import threading
@@ -157,7 +157,10 @@ class MpiTransport(ProcessTransport):
         MPI.Finalize()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        # Not os._exit: MPICH takes its leave of mpiexec in a handler of C's exit, and without that
+        # mpiexec kills who is still there and returns 9. The interpreter's lock stays ours (PyDLL).
+        ctypes.PyDLL(None).exit(code)
+        raise SystemExit(code)  # not reached; for the type checker
 
     def close(self) -> None:
         """See Transport; frees both communicators."""

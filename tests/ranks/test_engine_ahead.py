@@ -3,6 +3,7 @@
 import copy
 import json
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,7 +148,7 @@ def fake_ahead(swap):
     """An Ahead whose frames move by `swap` as between processes, and the names of its calls."""
     calls = []
     exchange = SimpleNamespace(
-        transport=SimpleNamespace(name="mpi", round_index=-1, threaded=True),
+        transport=SimpleNamespace(name="mpi", round_index=-1, threaded=True, waited_s=0.0),
         encode=lambda *a: calls.append("encode"),
         swap=swap,
         decode=lambda *a: calls.append("decode"),
@@ -175,6 +176,18 @@ def test_frames_move_while_the_rank_goes_on(tmp_path):
     assert (moved, calls) == ([3], ["encode", "decode"])
     ahead.begin(2, 1, 1.0, 0.0)
     assert not ahead.end(2)  # there is no round 2
+
+
+def test_what_the_rank_waits_for_a_late_peer_is_no_time_on_the_wire(tmp_path):
+    def swap(batch_size):
+        time.sleep(0.3)
+        ahead._exchange.transport.waited_s += 0.2
+
+    ahead, _ = fake_ahead(swap)
+    ahead.begin(1, 1, 1.0, 0.0)
+    assert ahead.end(1)
+    assert 0.0 < ahead._clock.seconds["wait"] <= 0.2
+    assert 0.0 <= ahead._clock.seconds["wire"] < 0.3
 
 
 def test_what_goes_wrong_on_the_way_is_raised_where_it_is_waited_for(tmp_path):

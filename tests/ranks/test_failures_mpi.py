@@ -77,8 +77,9 @@ def test_a_launcher_that_does_not_reach_mpi_is_refused_by_every_verb(tmp_path):
         )  # fmt: skip
         assert done.returncode == 2, done.stderr
         (line,) = said(done.stderr)
-        assert "3" in line
-        if words[0] != "report":
+        if words[0] == "report":
+            assert "runs in one process, the launcher started 3" in line
+        else:
             assert "MPI says rank 0 of 1" in line
             assert "srun --mpi=pmi2" in line
     assert not (tmp_path / "runs").exists()
@@ -92,8 +93,7 @@ def test_a_rank_that_fails_before_it_starts_mpi_ends_the_others(tmp_path, words,
     path = write_config(tmp_path)
     one = [sys.executable, "-m", "mpi4py", "-m", "hpcvfl"]
     done = run([MPIEXEC, "-n", "3", *one, "train", path, ":", "-n", "1", *one, *words])
-    # 9: of a rank that MPICH's mpiexec had to kill when rank 3 was gone
-    assert done.returncode in (2, 9), done.stderr
+    assert done.returncode == 2, done.stderr
     assert any(f"rank 3: {due}" in line for line in said(done.stderr)), done.stderr
 
 
@@ -134,7 +134,7 @@ def test_a_stopped_rank_is_named_in_time_and_all_end(tmp_path):
         assert seconds >= 2
         wait_for(lambda: not any(alive(pid) for pid in pids.values()), 5)
         wait_for(lambda: job.poll() is not None, 5)
-        assert job.returncode != 0
+        assert job.returncode in (6, 9)  # 9: of a rank that mpiexec had to kill
         named = [x for x in said(log.read_text()) if "did not post" in x]
         assert named
         assert "rank 2" in named[0]

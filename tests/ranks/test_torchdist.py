@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.jobs import job, summary_of
 from support.launch import ROOT, alive, rank_pids, run, start, torch_words, wait_for
 from support.resuming import resumed, same_run
 from support.runs import run_threads, same_bits, weights, write_config
@@ -114,15 +115,6 @@ def test_a_stopped_rank_is_named_and_all_end(tmp_path):
         end(job, pids)
 
 
-def job_of(folder, **over):
-    """(path of a config, a function that gives the summary of its run without a cut)."""
-    over = CHEAP | {"num_parties": 2, "model.head": "support.modules:SignallingHead"} | over
-    for name in ("cut", "whole"):
-        (folder / name).mkdir()
-    whole = load_config([write_config(folder / "whole", **over)])
-    return write_config(folder / "cut", **over), lambda: run_threads(whole)
-
-
 def by_script(path, *words, **variables):
     """Train with the launch script; rank 2 signals in its forward number 6."""
     signalling = {"TEST_RANK": "2", "TEST_AT": "6", "HPCVFL_PYTHON": sys.executable}
@@ -131,7 +123,7 @@ def by_script(path, *words, **variables):
 
 def test_a_signal_to_torchrun_leaves_a_checkpoint_from_which_one_process_goes_on(tmp_path):
     """torchrun hands SIGUSR1 on as it does SIGTERM, waits, and returns 1, not 75."""
-    path, whole = job_of(tmp_path, **{"algorithm.epochs": 100})
+    path, whole = job(tmp_path, **{"algorithm.epochs": 100, "algorithm.local_steps": 1})
     done = by_script(path, TEST_SIGNAL=str(int(signal.SIGUSR1)), TEST_PARENT="yes")
     assert done.returncode == 1
     (line,) = said(done.stderr)
@@ -139,16 +131,15 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint_from_which_one_process_goes_on
     assert "(SIGUSR1 at rank" in line
     summary = run_threads(resumed(load_config([path])))
     assert len(summary["resumed_after_rounds"]) == 1
-    assert same_run(whole(), summary)
+    assert same_run(whole, summary)
 
 
 def test_torchrun_starts_all_again_after_one_was_killed_and_nothing_is_lost(tmp_path):
-    path, whole = job_of(tmp_path, **{"run.checkpoint_rounds": 2})
+    path, whole = job(tmp_path, **{"algorithm.local_steps": 1})
     args = {"HPCVFL_TORCHRUN_ARGS": "--standalone --max-restarts 1"}
     done = by_script(path, "--resume", "auto", TEST_SIGNAL=str(int(signal.SIGKILL)), **args)
     assert done.returncode == 0, done.stderr
     assert "the connection to rank 2 is lost" in done.stderr
-    (folder,) = (tmp_path / "cut" / "runs").iterdir()
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(path)
     assert summary["resumed_after_rounds"] == [4]
-    assert same_run(whole(), summary)
+    assert same_run(whole, summary)

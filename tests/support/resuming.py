@@ -1,11 +1,13 @@
 """Runs that are cut off and go on: what must be the same as without the cut."""
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 from support.runs import same_bits, weights
 
+from hpcvfl.engine import sets
 from hpcvfl.engine.run import train
 from hpcvfl.transport.threads import ThreadsWorld
 
@@ -62,3 +64,16 @@ def interrupted(config, rounds, rank=0, order=None):
     with pytest.raises(Cut):
         world.run(lambda t: train(config, t, after_round=cut_at(rounds, rank)))
     return max(Path(config.run.folder).glob(f"{config.name}-*"))
+
+
+def full_disk(monkeypatch, rank, rounds):
+    """The disk of `rank` is full while checkpoints of `rounds` are written."""
+    real = sets.save_file
+
+    def save_file(tensors, path, metadata):
+        if f"rank{rank}." in path.name and int(path.parent.name[6:]) in rounds:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, path, metadata)
+
+    monkeypatch.setattr(sets, "save_file", save_file)

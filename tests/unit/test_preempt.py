@@ -46,12 +46,14 @@ def test_a_signal_that_came_before_the_wish_was_declined_is_not_lost(monkeypatch
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
-def scontrol(folder, monkeypatch, status, state="RUNNING"):
-    """A scontrol that tells a job's state, notes what else it is to do and ends with `status`."""
+def scontrol(folder, monkeypatch, status, state="RUNNING", show=0):
+    """A scontrol that tells a job's state and ends with `show`, notes what else it is to do and
+    ends with `status`.
+    """
     program = folder / "scontrol"
     program.write_text(
         "#!/bin/sh\n"
-        f'case "$*" in *show*) echo "JobId=1234 JobState={state} Reason=None"; exit 0 ;; esac\n'
+        f'case "$*" in *show*) echo "JobId=1234 JobState={state} Reason=No"; exit {show} ;; esac\n'
         f'echo "$@" > {folder}/said\necho "no such job" >&2\nexit {status}\n'
     )
     program.chmod(0o755)
@@ -79,13 +81,21 @@ def test_a_job_that_was_cancelled_or_preempted_is_left_to_slurm(tmp_path, monkey
     assert not (tmp_path / "said").exists()
 
 
+def test_a_job_of_unknown_state_is_not_requeued_for_it_may_be_cancelled(tmp_path, monkeypatch):
+    for states in ({"state": "RUNNING", "show": 1}, {"state": ""}):
+        scontrol(tmp_path, monkeypatch, 0, **states)
+        assert requeue().startswith("not requeued: ")
+        assert requeue().endswith("; queue it: scontrol requeue 1234")
+        assert not (tmp_path / "said").exists()
+
+
 def test_what_keeps_a_job_from_being_requeued_is_said(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert requeue() == "not requeued: this is no Slurm job"
     scontrol(tmp_path, monkeypatch, 1)
     assert requeue() == "not requeued: scontrol requeue 1234: no such job"
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert "not requeued: scontrol requeue 1234: " in requeue()
+    assert "not requeued: scontrol --oneliner show job 1234: " in requeue()
     assert slurm_job({}) is None
 
 
