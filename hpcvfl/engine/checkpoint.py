@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hpcvfl.config import digest
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
-from hpcvfl.engine.folder import put_in_place
+from hpcvfl.engine.tensors import KEY, write_tensors
 from hpcvfl.errors import DataError
 
 
@@ -24,17 +24,15 @@ def block_path(folder: Path, rank: int) -> Path:
     return folder / "checkpoints" / "final" / f"rank{rank}.safetensors"
 
 
-def identity(block: Block) -> dict[str, str]:
+def identity(block: Block) -> str:
     """What a file is of: block number, digest of all that decides its numbers."""
     parts = (f"block {block.block}", digest(block.config), digest(block.config, ("local",)))
-    return {"hpcvfl": " ".join(parts)}  # one key: the order of several is not fixed
+    return " ".join(parts)
 
 
 def save_block(folder: Path, block: Block) -> Path:
     """Write parameters and buffers of the block; a file is there in whole or not at all."""
-    # Copies, since safetensors refuses tensors that share memory (tied parameters).
-    state = {name: value.clone().contiguous() for name, value in block.module.state_dict().items()}
-    return _save(block_path(folder, block.block), state, block)
+    return _save(block_path(folder, block.block), block.module.state_dict(), block)
 
 
 def save_stream(folder: Path, block: Block, exchange: Exchange) -> Path | None:
@@ -56,12 +54,7 @@ def stream_path(folder: Path, rank: int) -> Path:
 
 def _save(path: Path, state: dict[str, torch.Tensor], block: Block) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    try:
-        save_file(state, aside, metadata=identity(block))
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-    put_in_place(aside, path)
+    write_tensors(path, state, identity(block))
     return path
 
 
@@ -82,7 +75,7 @@ def _load(path: Path, block: Block) -> dict[str, torch.Tensor]:
     """Tensors of a file of this very block; DataError if it is missing, broken or another's."""
     try:
         with safe_open(path, framework="pt") as file:
-            came = file.metadata() or {}
+            came = (file.metadata() or {}).get(KEY, "")
         state = load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be read ({error}); did the run finish?") from None

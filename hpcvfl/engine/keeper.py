@@ -101,8 +101,7 @@ class Keeper:
         finally:
             transport.timeout_s = run.config.transport.timeout_s
             run.clock.to("other")
-        for older in sets.all_rounds(path)[run.config.run.keep_checkpoints :]:
-            sets.drop_part(path, older, rank)
+        sets.drop_older(path, rounds, rank, run.config.run.keep_checkpoints)
         return reasons
 
     def _said(self, run: Run) -> dict[str, object]:
@@ -117,7 +116,15 @@ class Keeper:
         }
 
     def _preempted(self, run: Run, reasons: list[str]) -> Preempted:
-        by = ", ".join(f"{text} at rank {k}" for k, text in enumerate(reasons) if text)
+        asked: dict[str, list[str]] = {}
+        for rank, reason in enumerate(reasons):
+            if reason:
+                asked.setdefault(reason, []).append(str(rank))
+        everybody = len(reasons) > 1 and [str(k) for k in range(len(reasons))]
+        by = "; ".join(
+            f"{reason} at all ranks" if who == everybody else f"{reason} at rank {', '.join(who)}"
+            for reason, who in asked.items()
+        )
         text = (
             f"stopped after round {run.rounds} of {run.total_rounds} ({by}); the checkpoint is"
             f" {sets.set_path(run.path, run.rounds)}; go on with --resume {run.path}, or auto"

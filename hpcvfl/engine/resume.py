@@ -60,6 +60,7 @@ def find(config: Config) -> Chosen | None:
         return None
     if config.run.resume != "auto":
         path = Path(config.run.resume)
+        require_run_folder(path)
         require_same_config(path, folder.read_config(path), config)
         return finished(path) or unfinished(path)
     for path in newest_first(config):
@@ -72,6 +73,25 @@ def find(config: Config) -> Chosen | None:
         if not done and sets.rounds_here(path, 0):
             require_same_config(path, there, config)
             return unfinished(path)
+    return None
+
+
+def require_run_folder(path: Path) -> None:
+    """Raise ConfigError if `run.resume` names what is no folder, or one in a run folder."""
+    if path.is_dir() and (path / "config.toml").exists():
+        return
+    inside = [p for p in path.resolve().parents if (p / "config.toml").exists()]
+    advice = f"did you mean {inside[0]}?" if inside else "give a run folder, auto or never"
+    raise ConfigError(f"resume {path}: is no run folder (it has no config.toml); {advice}")
+
+
+def passed_over(config: Config, chosen: Chosen | None) -> str | None:
+    """A line that names the newest unfinished run that auto did not choose, as it could not."""
+    for path in newest_first(config) if config.run.resume == "auto" else ():
+        if chosen and path == chosen.path:
+            return None
+        if not finished(path):
+            return f"{path} has not finished and holds no complete checkpoint; it is left as it is"
     return None
 
 

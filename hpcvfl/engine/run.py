@@ -25,7 +25,7 @@ from hpcvfl.engine.rates import (
     learning_rate,
     rate_before_the_first,
 )
-from hpcvfl.engine.resume import choose
+from hpcvfl.engine.resume import choose, passed_over
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
 from hpcvfl.engine.summary import summarise
@@ -62,6 +62,8 @@ def train(
     if chosen and chosen.summary:
         shown.preparing(f"{chosen.path} has finished, nothing is left to do")
         return chosen.summary
+    if transport.rank == 0 and (left := passed_over(config, chosen)):
+        shown.preparing(left)
     run = prepare(config, transport, begun_s, shown, chosen, meter)
     shown.begin(run.total_rounds, run.path, run.rounds)
     for text in run.warnings:

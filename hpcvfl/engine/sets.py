@@ -20,13 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from hpcvfl.engine import folder
+from hpcvfl.engine.tensors import KEY, as_bytes, write_tensors
 from hpcvfl.errors import DataError
-
-KEY = "hpcvfl"
-"""The one key of a file's metadata: the order of several is not fixed."""
 
 
 class Part(NamedTuple):
@@ -54,12 +51,7 @@ def write_part(path: Path, rounds: int, rank: int, part: Part) -> int:
     for place in target.parent.parents[:2]:  # checkpoints/, the run folder
         folder.sync_folder(place)
     text = json.dumps(part.record)
-    aside = target.with_suffix(".tmp")
-    try:
-        save_file(part.tensors, aside, {KEY: f"{checksum(text, part.tensors):08x} {text}"})
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-    return folder.put_in_place(aside, target)
+    return write_tensors(target, part.tensors, f"{checksum(text, part.tensors):08x} {text}")
 
 
 def seal(path: Path, rounds: int, said: Mapping[str, Any]) -> None:
@@ -91,7 +83,7 @@ def checksum(text: str, tensors: Mapping[str, torch.Tensor]) -> int:
     for name in sorted(tensors):
         value = tensors[name]
         crc = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode(), crc)
-        crc = zlib.crc32(value.contiguous().reshape(-1).view(torch.uint8).numpy().data, crc)
+        crc = zlib.crc32(as_bytes(value), crc)
     return crc
 
 
@@ -124,4 +116,14 @@ def drop_part(path: Path, rounds: int, rank: int) -> None:
         target = part_path(path, rounds, rank)
         target.unlink(missing_ok=True)
         target.with_suffix(".tmp").unlink(missing_ok=True)
-        place.rmdir()  # the last rank's succeeds
+        place.rmdir()  # the last rank's succeeds, unless there is what we did not write
+
+
+def drop_older(path: Path, rounds: int, rank: int, keep: int) -> None:
+    """Remove this rank's share of all sets up to `rounds` but the newest `keep` of which it has
+    one. What lies there of later rounds is none of them: a killed job may have left it.
+    """
+    kept = [r for r in rounds_here(path, rank) if r <= rounds][:keep]
+    for older in all_rounds(path):
+        if older <= rounds and older not in kept:
+            drop_part(path, older, rank)

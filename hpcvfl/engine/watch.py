@@ -213,13 +213,15 @@ def _last_sign(path: Path, heart: Heart, rank: int) -> str:
     try:
         sign = json.loads(file.read_text(encoding="utf-8"))
         age_s = heartbeat_path(path, heart.rank).stat().st_mtime - file.stat().st_mtime
-        where = f"round {sign['round']}, {sign['phase']}"
+        at = f"round {sign['round']}" if sign["round"] >= 0 else "start-up"
+        where = f"{at}, {sign['phase']}"
         in_phase_s = float(sign["phase_s"])
     except (OSError, ValueError, LookupError, TypeError):
         return "without a heartbeat that can be read here"
     if age_s > STALE_BEATS * BEAT_S:
         return f"no heartbeat for {age_s:.0f} s (last in {where}): stopped or gone"
-    return f"alive, in {where} for {in_phase_s + max(age_s, 0.0):.0f} s"
+    # Not "alive": it may have stopped since.
+    return f"last heartbeat {max(age_s, 0.0):.0f} s ago, then in {where} for {in_phase_s:.0f} s"
 
 
 def heartbeat_path(folder: Path, rank: int) -> Path:

@@ -157,10 +157,7 @@ class MpiTransport(ProcessTransport):
         MPI.Finalize()
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not os._exit: MPICH takes its leave of mpiexec in a handler of C's exit, and without that
-        # mpiexec kills who is still there and returns 9. The interpreter's lock stays ours (PyDLL).
-        ctypes.PyDLL(None).exit(code)
-        raise SystemExit(code)  # not reached; for the type checker
+        end_process(code)
 
     def close(self) -> None:
         """See Transport; frees both communicators."""
@@ -322,7 +319,17 @@ def message_pieces(data_B: Bytes) -> Iterator[Bytes]:
         yield data_B[at : at + PIECE_NBYTES]
 
 
-def abort_all(code: int) -> None:
+def end_process(code: int) -> NoReturn:
+    """End this process alone, as C's exit does: at once, but with its handlers.
+
+    Not os._exit: in one of them MPICH takes its leave of mpiexec, which without that kills who is
+    still there and returns 9.
+    """
+    ctypes.PyDLL(None).exit(code)  # PyDLL: the interpreter's lock stays with this thread
+    raise SystemExit(code)  # not reached; for the type checker
+
+
+def abort_all(code: int) -> NoReturn:
     """End all ranks of this launch with this exit status, after what was printed is out.
 
     For errors before there is a transport; MpiTransport.abort otherwise.
@@ -331,6 +338,8 @@ def abort_all(code: int) -> None:
     sys.stderr.flush()
     time.sleep(SPEAK_S)
     MPI.COMM_WORLD.Abort(code)
+    time.sleep(SPEAK_S)  # MPICH's may return before mpiexec has ended this process
+    end_process(code)
 
 
 def tag_of(kind: str) -> int:

@@ -14,7 +14,7 @@ from test_bad_input import write_shards
 from hpcvfl.cli import load_config
 from hpcvfl.engine import sets, start
 from hpcvfl.engine.lock import RunLock
-from hpcvfl.errors import ConfigError, DataError
+from hpcvfl.errors import ConfigError, DataError, Preempted
 
 EVERY = {"run__checkpoint_rounds": 1}
 
@@ -66,6 +66,20 @@ def test_a_set_that_was_being_written_is_none(tmp_path):
     summary = run_threads(resumed(config))
     assert summary["resumed_after_rounds"] == [4]
     assert same_run(whole, summary)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_a_killed_job_left_of_later_sets_costs_no_whole_one(tmp_path, keep):
+    over = {"run__keep_checkpoints": keep, "run__max_seconds": 1e-9}
+    config, folder = cut_run(tmp_path, 4, **{"run__keep_checkpoints": keep})
+    for later in (6, 7):  # whatever it is that nobody of us would remove
+        left = sets.set_path(folder, later) / ".tmpaKIRvM"
+        left.parent.mkdir()
+        left.write_bytes(b"half")
+    with pytest.raises(Preempted, match="after round 4 of 8"):
+        run_threads(resumed(tiny(tmp_path, **EVERY, **over)))
+    assert sets.rounds_here(folder, 0) == [4, 3][:keep]
+    assert run_threads(resumed(config))["resumed_after_rounds"] == [3, 4]
 
 
 def test_hosts_without_a_shared_folder_take_the_newest_set_of_all(tmp_path):
@@ -232,9 +246,11 @@ def test_auto_leaves_a_finished_run_as_it_is(tmp_path):
 
 
 def test_a_folder_that_is_no_run_or_has_no_checkpoint_is_one_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"config\.toml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"nowhere: is no run folder .*; give a run folder"):
         run_threads(resumed(tiny(tmp_path), tmp_path / "nowhere"))
     folder = interrupted(tiny(tmp_path), 2)
+    with pytest.raises(ConfigError, match=rf"is no run folder .*; did you mean {folder}\?"):
+        run_threads(resumed(tiny(tmp_path), folder / "checkpoints" / "round-00000001"))
     with pytest.raises(DataError, match="holds no complete checkpoint"):
         run_threads(resumed(tiny(tmp_path), folder))
 

@@ -136,7 +136,7 @@ def test_the_command_line_says_it_in_one_line_with_the_status_of_try_again(tmp_p
     assert main([*words, "--max-seconds", "1e-9"]) == 75
     said = [x for x in capsys.readouterr().err.splitlines() if x.startswith("hpcvfl: ")]
     assert len(said) == 1
-    assert "stopped after round 1 of 8 (run.max_seconds = 1e-09 at rank 0" in said[0]
+    assert "stopped after round 1 of 8 (run.max_seconds = 1e-09 at all ranks)" in said[0]
     assert main([*words, "--resume", "auto"]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "summary.json").read_text())["resumed_after_rounds"] == [1]

@@ -29,6 +29,14 @@ def test_a_killed_rank_costs_the_rounds_since_the_last_checkpoint(tmp_path, vict
     assert same_run(whole, summary)
 
 
+def test_an_interrupt_ends_all_with_130_and_the_run_goes_on_later(tmp_path):
+    path, whole = job(tmp_path)
+    assert signalled(path, 1, 15, signal.SIGINT).returncode == 130
+    summary = go_on(path)
+    assert summary["resumed_after_rounds"] == [6]
+    assert same_run(whole, summary)
+
+
 def test_a_job_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(tmp_path):
     path, whole = job(tmp_path, **{"model.head": "support.modules:SavedHead"})
     # The second checkpoint: the first time is for the shapes of the head, at the start.
@@ -47,6 +55,7 @@ def test_a_job_killed_before_its_first_checkpoint_starts_afresh(tmp_path):
     assert done.returncode == 0, done.stderr
     folders = sorted((tmp_path / "cut" / "runs").iterdir())
     assert len(folders) == 2
+    assert f"{folders[0]} has not finished and holds no complete checkpoint" in done.stderr
     assert same_run(whole, json.loads((folders[1] / "summary.json").read_text()))
 
 

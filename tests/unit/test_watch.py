@@ -66,7 +66,7 @@ def test_a_rank_that_computes_is_told_from_one_that_is_gone(tmp_path, heart):
     text = str(explained(timeout_of(1, due={1: ("embed", 1088)}), tmp_path, heart, PROCESSES))
     assert text == (
         "rank 0, round 17: gather; party 1 (rank 1, host b, pid 20), 1088 bytes of embed due,"
-        " alive, in round 16, local steps for 5 s"
+        " last heartbeat 2 s ago, then in round 16, local steps for 3 s"
     )
     write_sign(tmp_path, 2, age_s=100.0)
     text = str(explained(timeout_of(2), tmp_path, heart, PROCESSES))
