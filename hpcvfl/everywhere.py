@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from hpcvfl.errors import ConfigError, HpcvflError, out_of_memory
 if TYPE_CHECKING:
     from hpcvfl.transport.base import ProcessTransport, Transport
 
+STDERR = 2  # sys.stderr may be a stand-in that has no file descriptor
 T = TypeVar("T")
 
 
@@ -70,13 +72,16 @@ def _transport_of_launcher() -> str:
 
 
 def _processes(
-    name: str,
+    name: str, first_timeout_s: float
 ) -> tuple[Callable[[float], ProcessTransport], Callable[[int], None]]:
     """(what makes a transport, given a timeout in seconds; what aborts all before there is one)."""
     if name == "torchdist":
         from hpcvfl.transport import torchdist
 
         return torchdist.TorchTransport, torchdist.abort_all
+    # MPI_Init waits for all ranks, without a limit of its own, and holds the interpreter's lock:
+    # no thread of ours could say so. The stacks tell where it hangs; the status is 1.
+    faulthandler.dump_traceback_later(first_timeout_s, exit=True, file=STDERR)
     try:
         from hpcvfl.transport import mpi
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it
@@ -84,6 +89,8 @@ def _processes(
             f"transport mpi: {error}; install it with: pip install 'hpcvfl[mpich]', or on a cluster"
             " with its own MPI: pip install 'hpcvfl[mpi]'"
         ) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return mpi.MpiTransport, mpi.abort_all
 
 
@@ -94,11 +101,11 @@ def _under_launcher(
     work: Callable[[Any, Transport], dict[str, Any]],
     refuse: bool,
 ) -> dict[str, Any] | None:
-    make, abort_all = _processes(name)
+    first_timeout_s = config.transport.first_timeout_s if hasattr(config, "transport") else 900.0
+    make, abort_all = _processes(name, first_timeout_s)
     from hpcvfl.engine.agree import together
     from hpcvfl.transport import launcher
 
-    first_timeout_s = config.transport.first_timeout_s if hasattr(config, "transport") else 900.0
     try:
         transport = make(first_timeout_s)
     except HpcvflError as error:

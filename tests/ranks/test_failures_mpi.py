@@ -77,11 +77,8 @@ def test_a_launcher_that_does_not_reach_mpi_is_refused_by_every_verb(tmp_path):
         )  # fmt: skip
         assert done.returncode == 2, done.stderr
         (line,) = said(done.stderr)
-        if words[0] == "report":
-            assert "runs in one process, the launcher started 3" in line
-        else:
-            assert "MPI says rank 0 of 1" in line
-            assert "srun --mpi=pmi2" in line
+        assert "srun started 3 processes, this one as rank 0, but MPI says rank 0 of 1" in line
+        assert "srun --mpi=pmi2" in line
     assert not (tmp_path / "runs").exists()
 
 
@@ -144,7 +141,8 @@ def test_a_stopped_rank_is_named_in_time_and_all_end(tmp_path):
             gathers = ": gather of" in line or ": allgather of" in line
             assert gathers == (" bytes of " in words and " due, " in words)
             assert words.startswith(f"party 2 (rank 2, host {platform.node()}, pid {pids[2]})")
-            assert " in round " in words
+            # The last heartbeat may be older than the first round.
+            assert " in round " in words or " in start-up, " in words
     finally:
         for pid in pids.values():
             if alive(pid):
