@@ -49,7 +49,18 @@ without MPI:     torchrun --standalone --nproc-per-node 5 -m hpcvfl train digits
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status (0, or the `exit_code` of the error's class)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    from hpcvfl.engine.preempt import heed_no_more
+
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        # Python gives signals back before it ends: one more must not make of a run that is over a
+        # failure. Where this is no program of its own its owner has them again.
+        if argv is None:
+            heed_no_more()
+
+
+def _main(arguments: list[str]) -> int:
     verb = arguments[0] if arguments else "--help"
     if os.getcwd() not in sys.path:  # as `python -m` has it: a user's module beside the run
         sys.path.append(os.getcwd())
@@ -106,7 +117,7 @@ def _train(arguments: list[str], asked: Asked, begun_s: float) -> None:
         progress = Progress() if config.run.progress else None
         summary = train_run(config, transport, progress, begun_s=begun_s, asked=asked)
         if transport.rank == 0:
-            print(closing_table(summary))
+            print(_table(lambda: closing_table(summary)))
             if config.run.plots:
                 _draw([Path(summary["folder"])], Path(summary["folder"]))
         return summary
@@ -160,13 +171,19 @@ def report(arguments: list[str]) -> int:
         raise ConfigError("report: name at least one run folder")
     paths = [Path(a) for a in arguments]
     summaries, paths = _finished(paths, folder.read_summary)
-    try:
-        print(closing_table(summaries[0]) if len(paths) == 1 else comparison(summaries))
-    except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise DataError(f"report: summary.json is not of this program ({error!r})") from None
+    one = len(paths) == 1
+    print(_table(lambda: closing_table(summaries[0]) if one else comparison(summaries)))
     out = out or (paths[0] if len(paths) == 1 else Path("."))
     _draw(paths, out)
     return 0
+
+
+def _table(make: Callable[[], str]) -> str:
+    """What `make` makes of summaries; DataError where one is of another program."""
+    try:
+        return make()
+    except (LookupError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        raise DataError(f"summary.json is not of this program ({error!r})") from None
 
 
 def _finished(

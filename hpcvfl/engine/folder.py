@@ -70,6 +70,14 @@ def put_in_place(aside: Path, path: Path) -> int:
     return nbytes
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a file that this user may come to; no pipe or device, which may hang."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def sync_folder(path: Path) -> None:
     """Bring the names in a folder to the disk. Raises OSError."""
     place = os.open(path, os.O_RDONLY)
@@ -106,8 +114,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> Config:
-    """The config of a run folder."""
-    return build(read_toml(path / "config.toml"))
+    """The config of a run folder; ConfigError names the file and the field."""
+    file = path / "config.toml"
+    table = read_toml(file)
+    try:
+        return build(table)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

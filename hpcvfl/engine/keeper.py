@@ -86,14 +86,16 @@ class Keeper:
                 sets.write_part(path, rounds, rank, part_of(run))
             return self._reason
 
-        def seal() -> None:
-            if rank == 0:
-                with folder.writing(path):
-                    sets.seal(path, rounds, self._said(run))
+        def seal() -> list[int]:
+            if rank:
+                return []
+            with folder.writing(path):
+                sets.seal(path, rounds, self._said(run))
+            return sets.to_keep(path, rounds, run.config.run.keep_checkpoints)
 
         try:
             reasons = together(transport, write)
-            together(transport, seal)
+            kept = together(transport, seal)[0]
         except HpcvflError as error:
             if error.everywhere:
                 sets.drop_part(path, rounds, rank)
@@ -101,7 +103,7 @@ class Keeper:
         finally:
             transport.timeout_s = run.config.transport.timeout_s
             run.clock.to("other")
-        sets.drop_older(path, rounds, rank, run.config.run.keep_checkpoints)
+        sets.drop_older(path, rounds, rank, kept)
         return reasons
 
     def _said(self, run: Run) -> dict[str, object]:

@@ -50,6 +50,12 @@ class Asked:
         self.reason = signal.Signals(number).name
 
 
+def heed_no_more() -> None:
+    """Nothing is left to stop: the signals do nothing from now on, to the end of the process."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def requeue() -> str:
     """Have Slurm start this job again; a few words about what came of it.
 
@@ -74,10 +80,16 @@ def _scontrol(*words: str) -> tuple[int, str]:
     command = ["scontrol", *words]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=REQUEUE_S, check=False
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=REQUEUE_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, f"{' '.join(command)}: {error}"
     if done.returncode:
-        return done.returncode, f"{' '.join(command)}: {' '.join(done.stderr.split())}"
+        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        return done.returncode, f"{' '.join(command)}: {said}"
     return 0, done.stdout

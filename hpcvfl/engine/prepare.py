@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Run:
     expected_B: Sequence[int]  # steps of all blocks in round 0, as far as is known before it
     steps: StepLog
     lock: RunLock | None = None  # of the folder, at rank 0
+    name: str = ""  # drawn when the run began: its folder may be copied, its config be another's
+    books: dict[str, tuple[int, int]] = field(default_factory=dict)  # at the last checkpoint
     last: RoundResult = field(default_factory=lambda: RoundResult(0, 0.0, 0.0))
     units: float = 0.0  # of virtual time in rounds so far, without communication
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -124,7 +127,7 @@ def prepare(
     steps.expected_B = expected_B if config.steps.policy in ("wall-clock", "script") else ()
     run = Run(
         config, block, swap, transport, meter, messages, clock, batches, home.path, total, policy,
-        plan, expected_B, steps, home.lock, warnings=outside_theory(block, transport),
+        plan, expected_B, steps, home.lock, home.name, warnings=outside_theory(block, transport),
         processes=[Process(*told) for told in exchange(transport, this_process(block.block))],
     )  # fmt: skip
     if config.algorithm.pipeline:
@@ -165,16 +168,16 @@ def fresh_folder(config: Config, transport: Transport) -> Chosen:
     """A new run folder, the same on every rank, locked by rank 0."""
     locks: list[RunLock] = []
 
-    def make() -> str | None:
+    def make() -> tuple[str, str] | None:
         if transport.rank:
             return None
         path = folder.create(config)
         with folder.writing(path):
             locks.append(RunLock(path))
-        return str(path)
+        return str(path), secrets.token_hex(8)
 
-    path = Path(together(transport, make)[0])
-    return Chosen(path, locks[0] if locks else None)
+    path, name = together(transport, make)[0]
+    return Chosen(Path(path), locks[0] if locks else None, name=name)
 
 
 def open_books(
@@ -189,14 +192,15 @@ def open_books(
         with folder.writing(path):
             path.mkdir(parents=True, exist_ok=True)  # a host may lack the shared folder
             (path / f"error.rank{rank}.txt").unlink(missing_ok=True)
-            meter.open(path / name, kept.get(name, 0))
+            meter.open(path / name, kept[name][0] if part else 0)
             if rank:
                 return MessageLog(config.num_parties + 1, None), StepLog(None)
             if part:
-                open_book(path / "metrics.jsonl", kept["metrics.jsonl"]).close()
+                open_book(path / "metrics.jsonl", kept["metrics.jsonl"][0]).close()
             messages, steps = "messages.jsonl", "steps.jsonl"
-            log = MessageLog(config.num_parties + 1, path / messages, kept.get(messages, 0))
-            return log, StepLog(path / steps, kept.get(steps, 0))
+            lengths = [kept[name][0] if part else 0 for name in (messages, steps)]
+            log = MessageLog(config.num_parties + 1, path / messages, lengths[0])
+            return log, StepLog(path / steps, lengths[1])
 
     return each(transport, open_all)
 

@@ -8,7 +8,7 @@ do), or one that has not and holds a complete checkpoint. There is none: a fresh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from hpcvfl.engine import folder, sets
 from hpcvfl.engine.agree import exchange, shared_error, together
 from hpcvfl.engine.lock import RunLock
 from hpcvfl.engine.sets import Part
-from hpcvfl.engine.state import short_books
+from hpcvfl.engine.state import changed_books
 from hpcvfl.errors import ConfigError, DataError, HpcvflError
 from hpcvfl.transport.base import Transport
 
@@ -33,6 +33,7 @@ class Chosen:
     path: Path
     lock: RunLock | None = None
     summary: dict[str, Any] | None = None
+    name: str = ""  # of a fresh run
 
 
 def choose(config: Config, transport: Transport) -> Chosen | None:
@@ -78,9 +79,9 @@ def find(config: Config) -> Chosen | None:
 
 def require_run_folder(path: Path) -> None:
     """Raise ConfigError if `run.resume` names what is no folder, or one in a run folder."""
-    if path.is_dir() and (path / "config.toml").exists():
+    if folder.is_file(path / "config.toml"):
         return
-    inside = [p for p in path.resolve().parents if (p / "config.toml").exists()]
+    inside = [p for p in path.resolve().parents if folder.is_file(p / "config.toml")]
     advice = f"did you mean {inside[0]}?" if inside else "give a run folder, auto or never"
     raise ConfigError(f"resume {path}: is no run folder (it has no config.toml); {advice}")
 
@@ -189,17 +190,24 @@ def pick(path: Path, due: dict[str, Any], transport: Transport) -> tuple[Part, l
     parts: list[Part] = []
     broken: list[str] = []
 
-    def read(rounds: int) -> str:
+    def read(rounds: int) -> tuple[str, str]:
         try:
             part = sets.read_part(path, rounds, rank)
         except DataError as error:
-            return str(error)
+            return str(error), ""
+        wrong = misplaced(part.record, rounds, rank)
+        if wrong:
+            return f"{sets.part_path(path, rounds, rank)}: {wrong}", ""
         require_same_run(path, part.record.get("due", {}), due)
         parts[:] = [part]
-        return short_books(path, part.record)
+        return changed_books(path, part.record), part.record["run"]
 
     for rounds in common:
-        said = [text for text in together(transport, partial(read, rounds)) if text]
+        told = together(transport, partial(read, rounds))
+        said = [text for text, _ in told if text]
+        others = [k for k, (_, name) in enumerate(told) if name != told[0][1]]
+        if others and not said:
+            said = [f"the file of rank {others[0]} is of another run than that of rank 0"]
         if not said:
             together(transport, partial(drop_newer, path, rounds, rank))
             return parts[0], broken
@@ -207,6 +215,16 @@ def pick(path: Path, due: dict[str, Any], transport: Transport) -> tuple[Part, l
     reason = broken[0] if broken else "no set of files is there on every rank"
     text = f"resume {path}: no checkpoint is whole ({reason}); start afresh with --resume never"
     raise shared_error("DataError", text)
+
+
+def misplaced(record: Mapping[str, Any], rounds: int, rank: int) -> str:
+    """What a file is of, if not of this round and rank; empty if it is. Of a file of an older
+    format that is for `require_same_run` to say.
+    """
+    came = record.get("rounds"), record.get("rank", rank)
+    if came == (rounds, rank):
+        return ""
+    return f"is of round {came[0]}, rank {came[1]}, due are {rounds}, {rank}; it was moved here"
 
 
 def drop_newer(path: Path, rounds: int, rank: int) -> None:

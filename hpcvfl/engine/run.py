@@ -62,9 +62,9 @@ def train(
     if chosen and chosen.summary:
         shown.preparing(f"{chosen.path} has finished, nothing is left to do")
         return chosen.summary
-    if transport.rank == 0 and (left := passed_over(config, chosen)):
-        shown.preparing(left)
+    left = None if transport.rank else passed_over(config, chosen)
     run = prepare(config, transport, begun_s, shown, chosen, meter)
+    run.warnings += [left] if left else []
     shown.begin(run.total_rounds, run.path, run.rounds)
     for text in run.warnings:
         shown.warning(text)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,13 +95,16 @@ def rounds_here(path: Path, rank: int) -> list[int]:
 
 
 def _is_here(path: Path, rounds: int, rank: int) -> bool:
-    sealed = rank > 0 or (set_path(path, rounds) / "complete.json").exists()
-    return sealed and part_path(path, rounds, rank).exists()
+    sealed = rank > 0 or folder.is_file(set_path(path, rounds) / "complete.json")
+    return sealed and folder.is_file(part_path(path, rounds, rank))
 
 
 def all_rounds(path: Path) -> list[int]:
     """The rounds of all sets in a run folder, whole or not, newest first."""
-    names = [p.name for p in (path / "checkpoints").glob("round-*")]
+    try:
+        names = [p.name for p in (path / "checkpoints").glob("round-*")]
+    except OSError:  # a folder that this user may not read
+        return []
     found = [re.fullmatch(r"round-(\d+)", name) for name in names]
     return sorted((int(m[1]) for m in found if m), reverse=True)
 
@@ -119,11 +122,15 @@ def drop_part(path: Path, rounds: int, rank: int) -> None:
         place.rmdir()  # the last rank's succeeds, unless there is what we did not write
 
 
-def drop_older(path: Path, rounds: int, rank: int, keep: int) -> None:
-    """Remove this rank's share of all sets up to `rounds` but the newest `keep` of which it has
-    one. What lies there of later rounds is none of them: a killed job may have left it.
+def to_keep(path: Path, rounds: int, keep: int) -> list[int]:
+    """The newest `keep` sets up to `rounds` that are complete, at rank 0. What lies there of later
+    rounds is none of them: a killed job may have left it.
     """
-    kept = [r for r in rounds_here(path, rank) if r <= rounds][:keep]
+    return [r for r in rounds_here(path, 0) if r <= rounds][:keep]
+
+
+def drop_older(path: Path, rounds: int, rank: int, kept: Sequence[int]) -> None:
+    """Remove this rank's share of all sets up to `rounds` but those kept."""
     for older in all_rounds(path):
         if older <= rounds and older not in kept:
             drop_part(path, older, rank)

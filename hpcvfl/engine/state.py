@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpcvfl.books import settle
+from hpcvfl.books import crc_of, settle
 from hpcvfl.config import Config, all_fields, flatten
 from hpcvfl.engine.blocks import Block, Party
 from hpcvfl.engine.holder import Holder
@@ -27,7 +27,7 @@ from hpcvfl.errors import DataError
 if TYPE_CHECKING:
     from hpcvfl.engine.prepare import Run
 
-FORMAT = 1
+FORMAT = 2
 """Of the files; one that another program wrote is refused."""
 
 
@@ -100,12 +100,16 @@ def record_of(run: Run) -> dict[str, Any]:
         "messages": run.messages.state(),
         "step_s": run.policy.step_s,
         "expected": list(run.expected_B),
-        "books": sizes_of_books(run),
+        "books": books_of(run),
+        "rank": run.transport.rank,
+        "run": run.name,
     }
 
 
-def sizes_of_books(run: Run) -> dict[str, int]:
-    """Bytes of the files that this rank writes line by line; all of them are on the disk."""
+def books_of(run: Run) -> dict[str, tuple[int, int]]:
+    """(bytes, their CRC32) of the files that this rank writes line by line; all of them are on the
+    disk.
+    """
     rank = run.transport.rank
     sizes = {f"ledger.rank{rank}.jsonl": run.meter.settle()}
     if rank == 0:
@@ -115,15 +119,26 @@ def sizes_of_books(run: Run) -> dict[str, int]:
         if run.lines:
             with (run.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 sizes["metrics.jsonl"] = settle(file)
-    return sizes
+    for name, nbytes in sizes.items():
+        known, crc = run.books.get(name, (0, 0))
+        crc = crc_of(run.path / name, known, nbytes, crc) if nbytes else 0
+        run.books[name] = nbytes, crc
+    return run.books
 
 
-def short_books(path: Path, record: Mapping[str, Any]) -> str:
-    """Which book is not as long as a record says; empty if none."""
-    for name, due in record["books"].items():
-        came = (path / name).stat().st_size if (path / name).exists() else 0
-        if came < due:
-            return f"{path / name} has {came} bytes, {due} were written before the checkpoint"
+def changed_books(path: Path, record: Mapping[str, Any]) -> str:
+    """Which book does not begin with what a record says; empty if none."""
+    for name, (nbytes, crc) in record["books"].items():
+        file = path / name
+        try:
+            came = file.stat().st_size
+            same = not nbytes or (came >= nbytes and crc_of(file, 0, nbytes) == crc)
+        except OSError:  # nobody's, or of somebody who does not let us
+            came, same = 0, not nbytes
+        if came < nbytes:
+            return f"{file} has {came} bytes, {nbytes} were written before the checkpoint"
+        if not same:
+            return f"{file} was changed: its first {nbytes} bytes are not those of the checkpoint"
     return ""
 
 
@@ -138,7 +153,8 @@ def restore(run: Run, part: Part) -> None:
     run.exchange.restore_own({n: v.numpy() for n, v in under(part.tensors, "stream.").items()})
     if isinstance(block, Holder):
         block.restore(*record["holder"])
-    run.rounds, run.units = record["rounds"], record["units"]
+    run.rounds, run.units, run.name = record["rounds"], record["units"], record["run"]
+    run.books = {name: tuple(book) for name, book in record["books"].items()}
     run.last = RoundResult(*record["last"])
     run.recent.extend(record["recent"])
     run.steps.go_on(run.rounds)

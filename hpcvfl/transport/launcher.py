@@ -32,6 +32,7 @@ LAUNCHERS = (
 OF_ONE_HOST = "MPI_LOCALNRANKS"
 # Words in what `mpiexec --version` and the library say of themselves; Hydra starts MPICH and its
 # relatives (Intel MPI, MVAPICH, Cray MPICH).
+MAX_DIGITS = 10  # of a number of ranks
 OF_OPEN_MPI = ("Open MPI", "OpenRTE", "PRRTE", "Spectrum")
 OF_MPICH = ("HYDRA", "MPICH", "Intel", "MVAPICH")
 ASK_S = 10.0  # longest wait for an answer of mpiexec, in seconds
@@ -242,4 +243,4 @@ def is_open_mpi(version: str) -> bool:
 
 def _integer(environ: Mapping[str, str], variable: str) -> int | None:
     text = environ.get(variable, "")
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) < MAX_DIGITS else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hpcvfl.errors import ConfigError, TransportError, TransportTimeout
+from hpcvfl.errors import ConfigError, HpcvflError, TransportError, TransportTimeout
 from hpcvfl.transport.base import Bytes, Slots, Transport
 
 T = TypeVar("T")
@@ -142,15 +142,22 @@ class _Run:
         self.transports[rank].waited_s += time.monotonic() - since_s
         self.generators.restore(rank)
         self.waits[rank] = None
-        self.go_on(rank)
+        self.go_on(rank, wait.ready())
 
-    def go_on(self, rank: int) -> None:
-        """Raise what this rank has to know before it goes on."""
+    def go_on(self, rank: int, ready: bool = True) -> None:
+        """Raise what this rank has to know before it goes on.
+
+        An error that all ranks raise alike ends nobody who need not wait for more: whoever is ready
+        comes to it too, and does before what the others did.
+        """
         error, self.errors[rank] = self.errors[rank], None
         if error is not None:
             raise error
-        if self.failure is not None:
+        if self.failure is not None and not (ready and self._is_shared()):
             raise _Ended
+
+    def _is_shared(self) -> bool:
+        return isinstance(self.failure, HpcvflError) and self.failure.everywhere
 
     def _rank(self, rank: int, fn: Callable[[Transport], T], results: list[Any]) -> None:
         self.turns[rank].acquire()
@@ -180,7 +187,9 @@ class _Run:
             self.over.set()
             return
         chosen = next((k for k in ahead if self._can_go_on(k)), None)
-        if chosen is None:
+        if chosen is None and self.failure is not None:
+            chosen = ahead[0]  # it will find that it is not ready, and end
+        elif chosen is None:
             chosen = self._victim()
             self.errors[chosen] = TransportTimeout(self._deadlock(chosen))
         self.holder, self.since_s = chosen, time.monotonic()
@@ -188,7 +197,8 @@ class _Run:
 
     def _can_go_on(self, rank: int) -> bool:
         wait = self.waits[rank]
-        return wait is None or self.failure is not None or wait.ready()
+        failed = self.failure is not None and not self._is_shared()
+        return wait is None or failed or wait.ready()
 
     def _victim(self) -> int:
         """The rank that reports a deadlock: the lowest that waits for one that is not coming."""

@@ -1,7 +1,10 @@
 """Checkpoints that are broken, in the way, of another run or nowhere; stops; one process."""
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from test_bad_input import write_shards
 from hpcvfl.cli import load_config
 from hpcvfl.engine import sets, start
 from hpcvfl.engine.lock import RunLock
+from hpcvfl.engine.resume import passed_over
 from hpcvfl.errors import ConfigError, DataError, Preempted
 
 EVERY = {"run__checkpoint_rounds": 1}
@@ -101,6 +105,86 @@ def test_books_that_lost_lines_before_a_checkpoint_make_it_unusable(tmp_path):
     summary = run_threads(resumed(config))
     assert summary["resumed_after_rounds"] == [4]
     assert same_run(whole, summary)
+
+
+# Lines of the last round that the newest checkpoint has (steps are told a round later), and of the
+# one evaluation that both have.
+@pytest.mark.parametrize(
+    ("name", "last"), [("steps.jsonl", 3), ("messages.jsonl", 4), ("metrics.jsonl", 0)]
+)
+def test_books_that_were_changed_before_a_checkpoint_make_it_unusable(tmp_path, name, last):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    config, folder = cut_run(tmp_path / "cut")
+    book = folder / name
+    lines = book.read_text().splitlines(keepends=True)
+    book.write_text("".join([*lines[:last], lines[last].swapcase(), *lines[last + 1 :]]))
+    if name == "metrics.jsonl":
+        with pytest.raises(DataError, match=r"no checkpoint is whole .*metrics\.jsonl was changed"):
+            run_threads(resumed(config))
+        return
+    summary = run_threads(resumed(config))
+    assert summary["resumed_after_rounds"] == [4]
+    assert f"{name} was changed" in "".join(summary["warnings"])
+    assert same_run(whole, summary)
+
+
+def swap_ranks(folder):
+    files = [sets.part_path(folder, 5, rank) for rank in (1, 2)]
+    first, second = (path.read_bytes() for path in files)
+    files[0].write_bytes(second)
+    files[1].write_bytes(first)
+
+
+def from_an_older_round(folder):
+    shutil.copy(sets.part_path(folder, 4, 2), sets.part_path(folder, 5, 2))
+
+
+def from_another_run(folder):
+    other = interrupted(tiny(folder.parent / "other", **EVERY), 6)
+    shutil.copy(sets.part_path(other, 5, 2), sets.part_path(folder, 5, 2))
+
+
+@pytest.mark.parametrize(
+    ("move", "words"),
+    [
+        (swap_ranks, "is of round 5, rank 2, due are 5, 1; it was moved here"),
+        (from_an_older_round, "is of round 4, rank 2, due are 5, 2; it was moved here"),
+        (from_another_run, "the file of rank 2 is of another run than that of rank 0"),
+    ],
+)
+def test_files_that_were_moved_make_a_set_unusable(tmp_path, move, words):
+    whole = run_threads(tiny(tmp_path / "whole"))
+    config, folder = cut_run(tmp_path / "cut")
+    move(folder)
+    summary = run_threads(resumed(config))
+    assert summary["resumed_after_rounds"] == [4]
+    assert any(words in text for text in summary["warnings"])
+    assert same_run(whole, summary)
+
+
+def test_a_pipe_in_the_place_of_a_file_makes_no_set_and_no_hang(tmp_path):
+    config, folder = cut_run(tmp_path)
+    part = sets.part_path(folder, 5, 1)
+    part.unlink()
+    os.mkfifo(part)
+    assert run_threads(resumed(config))["resumed_after_rounds"] == [4]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes two users, so root to begin with")
+@pytest.mark.parametrize("what", [".", "checkpoints", "checkpoints/round-00000005"])
+def test_what_one_may_not_read_is_passed_over_with_a_word(what):
+    # Not under tmp_path, which is of one user alone.
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        config, folder = cut_run(Path(place))
+        (folder / what).chmod(0)
+        os.seteuid(65534)
+        try:
+            here, left = sets.rounds_here(folder, 0), passed_over(resumed(config), None)
+        finally:
+            os.seteuid(0)
+    assert here == ([4] if "round" in what else [])
+    assert "has not finished" in left
 
 
 def test_no_whole_checkpoint_is_one_clear_error_on_all_ranks(tmp_path):
@@ -229,7 +313,7 @@ def test_auto_starts_afresh_where_there_is_nothing_to_go_on_with(tmp_path):
 def test_checkpoints_under_a_config_that_cannot_be_read_are_not_passed_over(tmp_path, harm):
     config, folder = cut_run(tmp_path)
     harm(folder / "config.toml")
-    with pytest.raises(ConfigError, match=r"the run has checkpoints: put the file right"):
+    with pytest.raises(ConfigError, match=r"config\.toml: .* checkpoints: put the file right"):
         run_threads(resumed(config))
     assert list(tmp_path.iterdir()) == [folder]
 

@@ -57,6 +57,15 @@ def test_a_stop_asked_of_any_rank_ends_all_after_the_same_round(tmp_path, rank, 
     assert same_run(whole, summary)
 
 
+def test_every_rank_does_the_last_of_a_stop_also_where_ranks_are_threads(tmp_path):
+    config = tiny(tmp_path, run__keep_checkpoints=1, **EVERY)
+    with pytest.raises(Preempted):
+        asked_at(1, 3, config)
+    (folder,) = tmp_path.iterdir()
+    assert sets.all_rounds(folder) == [4]
+    assert not list(folder.glob("heartbeat.*"))
+
+
 def test_the_others_wait_for_a_slow_scontrol(tmp_path, monkeypatch):
     runs = []
 

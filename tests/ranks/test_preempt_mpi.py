@@ -55,7 +55,7 @@ def test_a_job_killed_before_its_first_checkpoint_starts_afresh(tmp_path):
     assert done.returncode == 0, done.stderr
     folders = sorted((tmp_path / "cut" / "runs").iterdir())
     assert len(folders) == 2
-    assert f"{folders[0]} has not finished and holds no complete checkpoint" in done.stderr
+    assert f"{folders[0]} has not finished and holds no complete checkpoint" in done.stdout
     assert same_run(whole, json.loads((folders[1] / "summary.json").read_text()))
 
 

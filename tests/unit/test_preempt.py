@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,34 @@ def test_what_keeps_a_job_from_being_requeued_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert "not requeued: scontrol --oneliner show job 1234: " in requeue()
     assert slurm_job({}) is None
+
+
+def test_what_scontrol_says_may_be_in_any_encoding_or_nothing(tmp_path, monkeypatch):
+    scontrol(tmp_path, monkeypatch, 0)
+    program = tmp_path / "scontrol"
+    program.write_bytes(program.read_bytes().replace(b"Reason=No", b"JobName=n\xe4cht"))
+    assert requeue() == "job 1234 is requeued"
+    program.write_bytes(program.read_bytes().replace(b"exit 0\n", b"kill -9 $$\n"))
+    assert requeue() == "not requeued: scontrol requeue 1234: no such job"
+    program.write_bytes(program.read_bytes().replace(b'echo "no such job" >&2', b""))
+    assert requeue() == "not requeued: scontrol requeue 1234: status -9"
+
+
+def test_a_signal_after_a_program_is_done_makes_no_failure_of_it():
+    """Python gives signals back before it has ended, which takes a while."""
+    code = (
+        "import os, signal, sys\n"
+        "from hpcvfl.cli import main\n"
+        "from hpcvfl.engine.preempt import SIGNALS\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid(), names=SIGNALS):\n"
+        "        [kill(pid, name) for name in names]\n"
+        "sys.argv = ['hpcvfl', '--version']\n"
+        "late = Late()\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_member_of_an_array_is_named_apart_from_the_array(tmp_path, monkeypatch):
