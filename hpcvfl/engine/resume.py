@@ -81,6 +81,11 @@ def require_run_folder(path: Path) -> None:
     """Raise ConfigError if `run.resume` names what is no folder, or one in a run folder."""
     if folder.is_file(path / "config.toml"):
         return
+    if sets.rounds_here(path, 0):
+        raise ConfigError(
+            f"resume {path}: the run has checkpoints and no config.toml that can be read; put a"
+            " copy of the config there that it was started with"
+        )
     inside = [p for p in path.resolve().parents if folder.is_file(p / "config.toml")]
     advice = f"did you mean {inside[0]}?" if inside else "give a run folder, auto or never"
     raise ConfigError(f"resume {path}: is no run folder (it has no config.toml); {advice}")
@@ -92,8 +97,19 @@ def passed_over(config: Config, chosen: Chosen | None) -> str | None:
         if chosen and path == chosen.path:
             return None
         if not finished(path):
-            return f"{path} has not finished and holds no complete checkpoint; it is left as it is"
+            return f"{path} has not finished and {_no_checkpoint(path)}; it is left as it is"
     return None
+
+
+def _no_checkpoint(path: Path) -> str:
+    try:
+        for place in (path / "checkpoints").iterdir():
+            next(place.iterdir(), None)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        return f"its checkpoints cannot be read ({error.strerror})"
+    return "holds no complete checkpoint"
 
 
 def newest_first(config: Config) -> Iterator[Path]:

@@ -18,6 +18,7 @@ from hpcvfl.engine.agree import require_equal, together
 from hpcvfl.engine.blocks import Block, Party, PrivateParty, Server
 from hpcvfl.engine.exchange import Agreement
 from hpcvfl.engine.holder import Holder
+from hpcvfl.engine.tensors import DTYPES
 from hpcvfl.errors import ConfigError, WireError
 from hpcvfl.models import build_head, build_tower
 from hpcvfl.transport.base import Transport
@@ -128,9 +129,15 @@ def build_block(config: Config, number: int) -> Block:
 
 
 def contiguous(module: nn.Module) -> nn.Module:
-    """Lay every parameter out row by row: messages are read from and decoded into that memory."""
+    """Lay every parameter and buffer out row by row: messages are read from and decoded into that
+    memory, and checkpoints into all of it (an expanded tensor has less than it shows).
+    """
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()
+    own: dict[int, torch.Tensor] = {}  # a buffer that has two names keeps them
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
+            setattr(part, name, own.setdefault(id(buffer), buffer.contiguous()))
     return module
 
 
@@ -139,6 +146,8 @@ def check_state(module: nn.Module, field: str) -> None:
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):
             raise ConfigError(f"{field}: state {name!r} is no tensor and cannot be saved")
+        if value.dtype not in DTYPES:
+            raise ConfigError(f"{field}: state {name!r} is of {value.dtype}, which cannot be saved")
 
 
 def check_last_batch(module: nn.Module, num_rows: int, batch_size: int, field: str) -> None:

@@ -53,6 +53,7 @@ RUNS = {
         "model__tower": "support.modules:DropoutTower",
         "optimizer__schedule": "adaptive",
     },
+    "buffers of odd kinds": {"model__tower": "support.modules:OddStateTower"},
     "tied weights": {"model__tower": "support.modules:TiedTower"},
     "private labels, ef both ways": {**PRIVATE, **FED, **MOMENTUM},
     "private labels, top-k": {**PRIVATE, "codec": "topk:k=2"},

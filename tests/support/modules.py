@@ -186,6 +186,23 @@ class LinearTower(nn.Module):
         return self.layer(x.flatten(1))
 
 
+class OddStateTower(LinearTower):
+    """Buffers of odd kinds; it counts its forwards in one that has more places than memory."""
+
+    def __init__(self, input_shape, embedding_dim):
+        super().__init__(input_shape, embedding_dim)
+        self.register_buffer("counted", torch.zeros(1, 4).expand(3, 4))
+        self.register_buffer("counted_too", self.counted)
+        self.register_buffer("turned", torch.arange(6).reshape(2, 3).T)
+        self.register_buffer("flag", torch.tensor(True))
+        self.register_buffer("nothing", torch.empty(0, 2))
+
+    def forward(self, x):
+        if self.training:
+            self.counted.add_(1)
+        return super().forward(x) * (1 + 1e-3 * self.counted.mean())
+
+
 class OnceTower(LinearTower):
     """Its backward pass has no derivative of its own."""
 

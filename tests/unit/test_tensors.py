@@ -5,7 +5,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from hpcvfl.engine.start import check_state
 from hpcvfl.engine.tensors import DTYPES, KEY, write_tensors
+from hpcvfl.errors import ConfigError
 
 
 def values():
@@ -48,6 +50,15 @@ def test_a_file_may_be_read_by_whom_the_umask_lets(tmp_path):
     plain.touch()
     write_tensors(path, {"x": torch.zeros(2)}, "")
     assert path.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_module_with_state_of_such_a_dtype_is_refused_before_the_first_round():
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(
+        ConfigError, match=r"model\.tower: state 'wide' is of torch\.complex128, wh"
+    ):
+        check_state(module, "model.tower")
 
 
 def test_a_dtype_that_the_format_lacks_is_refused_and_leaves_the_file_as_it_was(tmp_path):
