@@ -67,13 +67,5 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], said: str) ->
 
 def as_bytes(value: torch.Tensor) -> memoryview:
     """The values of a tensor in memory order, little-endian as all machines that we run on."""
-    return (
-        value.detach()
-        .resolve_conj()
-        .resolve_neg()
-        .contiguous()
-        .reshape(-1)
-        .view(torch.uint8)
-        .numpy()
-        .data
-    )
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().data
