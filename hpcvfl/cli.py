@@ -49,15 +49,18 @@ without MPI:     torchrun --standalone --nproc-per-node 5 -m hpcvfl train digits
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status (0, or the `exit_code` of the error's class)."""
-    from hpcvfl.engine.preempt import heed_no_more
+    from hpcvfl.engine import preempt
 
+    before = preempt.handlers()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
     finally:
-        # Python gives signals back before it ends: one more must not make of a run that is over a
-        # failure. Where this is no program of its own its owner has them again.
+        # Python gives signals back before it ends, and ranks have still to leave MPI: one more must
+        # not make of a run that is over a failure. A caller of this function has them again.
         if argv is None:
-            heed_no_more()
+            preempt.heed_no_more()
+        else:
+            preempt.give_back(before)
 
 
 def _main(arguments: list[str]) -> int:
@@ -92,19 +95,13 @@ def train(arguments: list[str]) -> int:
     begun_s = time.perf_counter()
     from hpcvfl.engine.preempt import Asked
     from hpcvfl.engine.watch import stacks_on_stderr
-    from hpcvfl.transport import launcher
 
     if not arguments:
         raise ConfigError("train: which config? a preset, a .toml file or a run folder")
     asked = Asked()
     asked.listen()  # before the long imports: a job may be taken away while it starts
     stacks_on_stderr()  # or hang there
-    try:
-        _train(arguments, asked, begun_s)
-    finally:
-        # A rank has still to leave MPI; a signal then must not make a run that is over a failure.
-        if not launcher.is_launched():
-            asked.close()
+    _train(arguments, asked, begun_s)
     return 0
 
 
@@ -117,7 +114,7 @@ def _train(arguments: list[str], asked: Asked, begun_s: float) -> None:
         progress = Progress() if config.run.progress else None
         summary = train_run(config, transport, progress, begun_s=begun_s, asked=asked)
         if transport.rank == 0:
-            print(_table(lambda: closing_table(summary)))
+            print(closing_table(summary))
             if config.run.plots:
                 _draw([Path(summary["folder"])], Path(summary["folder"]))
         return summary
@@ -171,19 +168,14 @@ def report(arguments: list[str]) -> int:
         raise ConfigError("report: name at least one run folder")
     paths = [Path(a) for a in arguments]
     summaries, paths = _finished(paths, folder.read_summary)
-    one = len(paths) == 1
-    print(_table(lambda: closing_table(summaries[0]) if one else comparison(summaries)))
+    try:
+        print(closing_table(summaries[0]) if len(paths) == 1 else comparison(summaries))
+    except (LookupError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        names = ", ".join(str(path / "summary.json") for path in paths)
+        raise DataError(f"report: not of this program: {names} ({error!r})") from None
     out = out or (paths[0] if len(paths) == 1 else Path("."))
     _draw(paths, out)
     return 0
-
-
-def _table(make: Callable[[], str]) -> str:
-    """What `make` makes of summaries; DataError where one is of another program."""
-    try:
-        return make()
-    except (LookupError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
-        raise DataError(f"summary.json is not of this program ({error!r})") from None
 
 
 def _finished(

@@ -101,7 +101,7 @@ def out_of_memory(error: Exception, rank: int, round_index: int) -> OutOfMemory 
     """The error of one line for memory that ran out on this host; None for any other error."""
     if not is_out_of_memory(error):
         return None
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # it is in KiB
     return OutOfMemory(
         f"rank {rank}, round {round_index}: out of memory on {platform.node()}"
         f" ({str(error).splitlines()[0] if str(error) else 'no words'}); had {peak_mb:.0f} MB at"

@@ -13,6 +13,7 @@ from hpcvfl.errors import ConfigError, HpcvflError, out_of_memory
 if TYPE_CHECKING:
     from hpcvfl.transport.base import ProcessTransport, Transport
 
+MOST_S = 1e8  # three years: the clock behind it does not count much further
 STDERR = 2  # sys.stderr may be a stand-in that has no file descriptor
 T = TypeVar("T")
 
@@ -81,7 +82,8 @@ def _processes(
         return torchdist.TorchTransport, torchdist.abort_all
     # MPI_Init waits for all ranks, without a limit of its own, and holds the interpreter's lock:
     # no thread of ours could say so. The stacks tell where it hangs; the status is 1.
-    faulthandler.dump_traceback_later(first_timeout_s, exit=True, file=STDERR)
+    limit_s = min(max(first_timeout_s, 1.0), MOST_S)
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)
     try:
         from hpcvfl.transport import mpi
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library behind it

@@ -96,6 +96,8 @@ class Ahead:
             self._clock.to("wire")
             self._thread.join()
             self._thread = None
+            # A wait is told of when it ends: one that began beside the steps counts in whole, but
+            # for no more than the clock has seen of it.
             waited_s = transport.waited_s - waited_s
         if self._failure:
             raise self._failure

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from hpcvfl.config import digest
 from hpcvfl.engine.blocks import Block
 from hpcvfl.engine.exchange import Exchange
+from hpcvfl.engine.folder import make_folder
 from hpcvfl.engine.tensors import KEY, write_tensors
 from hpcvfl.errors import DataError
 
@@ -53,7 +54,7 @@ def stream_path(folder: Path, rank: int) -> Path:
 
 
 def _save(path: Path, state: dict[str, torch.Tensor], block: Block) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, 2)
     write_tensors(path, state, identity(block))
     return path
 

@@ -30,7 +30,7 @@ def create(config: Config) -> Path:
         try:
             path.mkdir(parents=True)
             write_config(config, path / "config.toml")
-            sync_folder(path.parent)
+            make_folder(path, 2)
             return path.resolve()
         except FileExistsError:
             if not path.is_dir():
@@ -76,6 +76,15 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
+
+
+def make_folder(path: Path, above: int = 1) -> None:
+    """Make a folder if it is not there, and bring its name to the disk, and those of the next
+    folders above it, `above` in all: whoever made them. Raises OSError.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    for place in path.parents[:above]:
+        sync_folder(place)
 
 
 def sync_folder(path: Path) -> None:

@@ -122,9 +122,8 @@ class Keeper:
         for rank, reason in enumerate(reasons):
             if reason:
                 asked.setdefault(reason, []).append(str(rank))
-        everybody = len(reasons) > 1 and [str(k) for k in range(len(reasons))]
         by = "; ".join(
-            f"{reason} at all ranks" if who == everybody else f"{reason} at rank {', '.join(who)}"
+            f"{reason} at {'all ranks' if len(who) == len(reasons) else 'rank ' + ', '.join(who)}"
             for reason, who in asked.items()
         )
         text = (

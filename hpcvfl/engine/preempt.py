@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -27,18 +28,18 @@ class Asked:
 
     def __init__(self) -> None:
         self.reason = ""
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: Mapping[signal.Signals, Any] = {}
 
     def listen(self) -> None:
         """Take SIGTERM and SIGUSR1 for a wish to stop from now on; in the main thread."""
+        self._before = handlers()
         for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
+            signal.signal(number, self._note)
 
     def close(self) -> None:
         """Give the signals back; again does no harm."""
-        while self._before:
-            number, handler = self._before.popitem()
-            signal.signal(number, handler)
+        give_back(self._before)
+        self._before = {}
 
     def decline(self) -> None:
         """Give the signals back, and with them one that has come meanwhile."""
@@ -48,6 +49,18 @@ class Asked:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.reason = signal.Signals(number).name
+
+
+def handlers() -> dict[signal.Signals, Any]:
+    """Who has the signals now."""
+    return {number: signal.getsignal(number) for number in SIGNALS}
+
+
+def give_back(before: Mapping[signal.Signals, Any]) -> None:
+    """Let those have the signals who had them; in the main thread if they have changed hands."""
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def heed_no_more() -> None:

@@ -190,7 +190,7 @@ def open_books(
 
     def open_all() -> tuple[MessageLog, StepLog]:
         with folder.writing(path):
-            path.mkdir(parents=True, exist_ok=True)  # a host may lack the shared folder
+            folder.make_folder(path)  # a host may lack the shared one
             (path / f"error.rank{rank}.txt").unlink(missing_ok=True)
             meter.open(path / name, kept[name][0] if part else 0)
             if rank:

@@ -146,7 +146,8 @@ def finished(path: Path) -> Chosen | None:
         summary = folder.read_summary(path)
     except DataError:
         return None
-    return Chosen(path, summary=summary) if {"metrics", "rounds"} <= summary.keys() else None
+    ours = isinstance(summary.get("metrics"), dict) and isinstance(summary.get("seconds"), dict)
+    return Chosen(path, summary=summary) if ours and "rounds" in summary else None
 
 
 def unfinished(path: Path) -> Chosen:

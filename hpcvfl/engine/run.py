@@ -28,6 +28,7 @@ from hpcvfl.engine.rates import (
 from hpcvfl.engine.resume import choose, passed_over
 from hpcvfl.engine.round import RoundResult, run_round
 from hpcvfl.engine.start import start
+from hpcvfl.engine.state import books_of
 from hpcvfl.engine.summary import summarise
 from hpcvfl.engine.watch import LAST_WORDS_S, Heart, last_words, within
 from hpcvfl.engine.weights import prefix_total, weights_of
@@ -194,6 +195,7 @@ def finish(run: Run) -> dict[str, Any]:
             blocks = sorted(line for _, lines in parts for line in lines)
             _, *columns = zip(*blocks, strict=True)
             run.steps.write_if_due(parts[0][0], *columns)
+        books_of(run)  # on the disk before there is a summary, which says that the run has finished
         close_books(run)
     summary = summarise(run, told)
     if rank == 0:

@@ -46,10 +46,7 @@ def part_path(path: Path, rounds: int, rank: int) -> Path:
 def write_part(path: Path, rounds: int, rank: int, part: Part) -> int:
     """Write the file of one rank, in whole or not at all; its bytes. Raises OSError."""
     target = part_path(path, rounds, rank)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever made them: a set counts for nothing if after a power cut its folder has no name.
-    for place in target.parent.parents[:2]:  # checkpoints/, the run folder
-        folder.sync_folder(place)
+    folder.make_folder(target.parent, 2)  # in checkpoints/, in the run folder
     text = json.dumps(part.record)
     return write_tensors(target, part.tensors, f"{checksum(text, part.tensors):08x} {text}")
 

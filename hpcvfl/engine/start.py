@@ -146,8 +146,9 @@ def check_state(module: nn.Module, field: str) -> None:
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):
             raise ConfigError(f"{field}: state {name!r} is no tensor and cannot be saved")
-        if value.dtype not in DTYPES:
-            raise ConfigError(f"{field}: state {name!r} is of {value.dtype}, which cannot be saved")
+        if value.dtype not in DTYPES or value.layout != torch.strided:
+            kind = f"{value.dtype} ({value.layout})"
+            raise ConfigError(f"{field}: state {name!r} is of {kind}, which cannot be saved")
 
 
 def check_last_batch(module: nn.Module, num_rows: int, batch_size: int, field: str) -> None:

@@ -63,8 +63,7 @@ def tensors_of(run: Run) -> dict[str, torch.Tensor]:
         score_C = block.score()
         if score_C is not None:
             named["score"] = torch.from_numpy(score_C)
-        # Copies, since safetensors refuses tensors that share memory (tied parameters).
-        out |= {f"block{block.block}.{n}": v.clone().contiguous() for n, v in named.items()}
+        out |= {f"block{block.block}.{n}": v for n, v in named.items()}
     if run.ahead:
         out |= {f"ahead.{n}": torch.from_numpy(v) for n, v in run.ahead.state(run.rounds).items()}
     own = run.exchange.own_state()
@@ -133,8 +132,10 @@ def changed_books(path: Path, record: Mapping[str, Any]) -> str:
         try:
             came = file.stat().st_size
             same = not nbytes or (came >= nbytes and crc_of(file, 0, nbytes) == crc)
-        except OSError:  # nobody's, or of somebody who does not let us
+        except FileNotFoundError:
             came, same = 0, not nbytes
+        except OSError as error:
+            return f"{file} cannot be read ({error.strerror})"
         if came < nbytes:
             return f"{file} has {came} bytes, {nbytes} were written before the checkpoint"
         if not same:

@@ -18,27 +18,26 @@ from hpcvfl.engine.folder import put_in_place
 KEY = "hpcvfl"
 """The one key of a file's metadata: the order of several is not fixed."""
 ALIGNMENT = 8  # bytes: where the tensors begin
+# Those that every version of the library that we take can read.
 DTYPES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
     torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
     torch.int16: "I16",
-    torch.uint16: "U16",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.int32: "I32",
-    torch.uint32: "U32",
     torch.float32: "F32",
-    torch.complex64: "C64",
     torch.float64: "F64",
     torch.int64: "I64",
-    torch.uint64: "U64",
 }
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], said: str) -> int:
     """Write `tensors` and the text `said` to `path`, by way of a file beside it that ends in .tmp;
-    bytes of the file. Raises OSError, also for a dtype that the format does not have.
+    bytes of the file. Raises OSError, also for a dtype that is not in DTYPES.
     """
     # The widest first, so that each lies at a multiple of its width.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -47,7 +46,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], said: str) ->
     for name in order:
         value = tensors[name]
         if value.dtype not in DTYPES:
-            raise OSError(f"{name} is of {value.dtype}, which a safetensors file cannot hold")
+            raise OSError(f"{name} is of {value.dtype}, which is not saved")
         begin, end = end, end + value.numel() * value.element_size()
         table[name] = {
             "dtype": DTYPES[value.dtype],

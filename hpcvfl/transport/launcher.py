@@ -32,7 +32,6 @@ LAUNCHERS = (
 OF_ONE_HOST = "MPI_LOCALNRANKS"
 # Words in what `mpiexec --version` and the library say of themselves; Hydra starts MPICH and its
 # relatives (Intel MPI, MVAPICH, Cray MPICH).
-MAX_DIGITS = 10  # of a number of ranks
 OF_OPEN_MPI = ("Open MPI", "OpenRTE", "PRRTE", "Spectrum")
 OF_MPICH = ("HYDRA", "MPICH", "Intel", "MVAPICH")
 ASK_S = 10.0  # longest wait for an answer of mpiexec, in seconds
@@ -243,4 +242,5 @@ def is_open_mpi(version: str) -> bool:
 
 def _integer(environ: Mapping[str, str], variable: str) -> int | None:
     text = environ.get(variable, "")
-    return int(text) if text.isdecimal() and len(text) < MAX_DIGITS else None
+    # Beyond some thousand digits int() would raise; no launcher starts so many.
+    return int(text) if text.isdecimal() and len(text) < 10 else None

@@ -30,9 +30,15 @@ from hpcvfl.transport.waiting import BESIDE, PACE, Pace, wait_on
 mpi4py.rc(initialize=False, finalize=True)
 from mpi4py import MPI  # noqa: E402
 
+
+def wait_in_mpi_init_for_all_ranks() -> None:
+    """Start MPI; should a rank not come, the name stands in the stacks that say so."""
+    MPI.Init_thread()
+
+
 if not MPI.Is_initialized():
     launcher.warn(MPI.Get_library_version())
-    MPI.Init_thread()
+    wait_in_mpi_init_for_all_ranks()
 
 LARGE_COUNTS = MPI.Get_version()[0] >= 4  # MPI-4 takes counts beyond 2**31 - 1
 INT_MAX = 2**31 - 1

@@ -60,7 +60,7 @@ def gone_at(config, number):
 
 
 @pytest.mark.parametrize("pipeline", [0, 1])
-def test_a_run_that_is_killed_twice_at_any_operation_on_a_file_ends_the_same(tmp_path, pipeline):
+def test_a_run_killed_twice_at_one_of_its_opens_and_renames_ends_the_same(tmp_path, pipeline):
     torch.set_num_threads(1)  # threads do not survive a fork
     over = OVER | {"algorithm__pipeline": pipeline}
     whole = run_threads(tiny(tmp_path / "whole", **over))
