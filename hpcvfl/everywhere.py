@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hpcvfl.transport.base import ProcessTransport, Transport
 
 MOST_S = 1e8  # three years: the clock behind it does not count much further
-STDERR = 2  # sys.stderr may be a stand-in that has no file descriptor
 T = TypeVar("T")
 
 
@@ -80,6 +79,8 @@ def _processes(
         from hpcvfl.transport import torchdist
 
         return torchdist.TorchTransport, torchdist.abort_all
+    from hpcvfl.engine.watch import STDERR
+
     # MPI_Init waits for all ranks, without a limit of its own, and holds the interpreter's lock:
     # no thread of ours could say so. The stacks tell where it hangs; the status is 1.
     limit_s = min(max(first_timeout_s, 1.0), MOST_S)

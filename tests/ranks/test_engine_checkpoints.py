@@ -1,4 +1,4 @@
-"""Checkpoints that are broken, in the way, of another run or nowhere; stops; one process."""
+"""Checkpoints that are broken, in the way, of another run or nowhere; one process."""
 
 import os
 import shutil
